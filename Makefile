@@ -1,0 +1,39 @@
+# Everything a visitor needs. `make` alone explains the targets.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup bench test test-fast check reproduce
+
+help: ## explain the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with exact versions; does nothing when it is up to date
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+bench: setup ## compare the drafters on the default model (minutes); table and figure in results/quick
+	$(RUN) -m specbench experiment=quick
+	@$(RUN) scripts/make_tables.py results/quick --out results/quick
+	@$(RUN) scripts/make_figures.py results/quick --out results/quick
+
+test: setup ## all tests, on tiny models and on the default model
+	$(RUN) -m pytest
+
+test-fast: setup ## the tests on tiny random models only: no download
+	$(RUN) -m pytest -m 'not slow and not gpu'
+
+check: setup ## lint, format and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+reproduce: setup ## every number and figure of README from scratch, into results/reproduce
+	$(RUN) -m specbench experiment=quick results_dir=results/reproduce/quick
+	@$(RUN) scripts/make_tables.py results/reproduce/quick --out results/reproduce
+	@$(RUN) scripts/make_figures.py results/reproduce/quick --out results/reproduce

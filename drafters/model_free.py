@@ -1,0 +1,28 @@
+"""What the drafters without a network share: they work on token ids on the host, one row at a time."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specbench.drafting import Batch
+from specbench.verification import Draft
+
+
+def draft_rows(batch: Batch, k: int, propose_row: Callable[[int], Sequence[int]]) -> Draft:
+    """The deterministic draft made of ``propose_row(row)``, at most ``k`` token ids, for each active row."""
+    tokens = torch.zeros(len(batch), k, dtype=torch.long)
+    count = torch.zeros(len(batch), dtype=torch.long)
+    for row in range(len(batch)):
+        if batch.active[row]:
+            proposal = list(propose_row(row))[:k]
+            count[row] = len(proposal)
+            tokens[row, : len(proposal)] = torch.tensor(proposal, dtype=torch.long)
+    return Draft(tokens.to(batch.device), count.to(batch.device))
+
+
+def cut_at_end(proposal: Sequence[int], end_ids: frozenset[int]) -> Sequence[int]:
+    """``proposal`` up to and including its first end-of-sequence id: nothing after it can be committed."""
+    for i, token in enumerate(proposal):
+        if token in end_ids:
+            return proposal[: i + 1]
+    return proposal

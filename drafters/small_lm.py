@@ -1,0 +1,124 @@
+"""A small language model drafts for a large one: the original speculative decoding (Leviathan et al. 2023; Chen et
+al. 2023). Any causal LM with the target's tokenizer serves.
+
+The small model has its own ragged cache. After a round it holds the keys of the drafts it was fed; those that were
+rejected are forgotten by shortening the rows, and what was committed beyond its cache is fed first in the next round.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.cache import RaggedCache
+from specbench.drafting import Batch, Drafter
+from specbench.errors import ConfigError
+from specbench.model import CausalLM
+from specbench.sampling import draw
+from specbench.targets import load_hf
+from specbench.verification import Draft
+
+PROPOSALS = ("greedy", "sample")
+
+
+class SmallLM(Drafter):
+    """Drafts with ``model``: a local folder or hub id.
+
+    proposal: ``greedy`` takes the most likely token; ``sample`` draws from the small model's law, transformed exactly
+    as the target's (temperature, top-k, ...), and hands that law on for the accept/residual rule.
+    """
+
+    def __init__(self, model: str | Path | CausalLM | None = None, proposal: str = "greedy"):
+        if model is None:
+            raise ConfigError("drafter=small_lm needs a model: drafter.model=FOLDER_OR_HUB_ID")
+        if proposal not in PROPOSALS:
+            raise ConfigError(f"drafter.proposal={proposal} is unknown; choices: {', '.join(PROPOSALS)}")
+        self._source = model
+        self.proposal = proposal
+
+    def bind(self, target: CausalLM) -> None:
+        """Load the small model beside the target; refuse another tokenizer."""
+        if isinstance(self._source, CausalLM):
+            self.lm = self._source
+        else:
+            dtype = str(target.dtype).removeprefix("torch.")
+            self.lm = load_hf(str(self._source), dtype=dtype, device=str(target.device))
+        check_same_tokenizer(target, self.lm)
+        self._vocab_size = target.vocab_size
+
+    def start(self, batch: Batch, taps: object) -> None:
+        """Prefill the small model's own cache with the prompts."""
+        self._cache: RaggedCache = self.lm.new_cache(len(batch), batch.tokens.shape[1])
+        for row in range(len(batch)):
+            tokens = torch.tensor([batch.requests[row].tokens], device=batch.device)
+            self.lm.forward(tokens, self._cache, row=row, last_only=True)
+            self._cache.advance(torch.tensor(tokens.shape[1]), row=row)
+
+    def propose(self, batch: Batch, k: int) -> Draft:
+        """k autoregressive steps of the small model."""
+        if k == 0:
+            return Draft.empty(len(batch), batch.device)
+        committed = torch.from_numpy(batch.lengths)
+        self._cache.rewind(committed - 1)  # what it was fed of rejected drafts goes; it never holds the last token
+        logits = self._catch_up(batch)
+        tokens: list[Tensor] = []
+        laws: list[Tensor] = []
+        seen = batch.seen
+        for step in range(k):
+            if step > 0:
+                logits = self.lm.forward(tokens[-1][:, None], self._cache).logits[:, -1]
+                self._cache.advance(torch.ones(len(batch), dtype=torch.long))
+                if seen is not None:
+                    seen = seen.scatter(1, tokens[-1][:, None], True)
+            logits = fit_vocabulary(logits, self._vocab_size)
+            if self.proposal == "greedy" or batch.sampling.greedy:
+                tokens.append(batch.sampling.scores(logits, seen).argmax(dim=-1))
+            else:
+                noise = batch.noise_at(step, 1, "draft")
+                assert noise is not None
+                laws.append(batch.sampling.law(logits, seen))
+                tokens.append(draw(laws[-1], noise[:, 0]))
+        count = torch.full((len(batch),), k, dtype=torch.long, device=batch.device)
+        return Draft(torch.stack(tokens, dim=1), count, torch.stack(laws, dim=1) if laws else None)
+
+    def describe(self) -> dict[str, Any]:
+        """The small model's name, size and files."""
+        return {"model": self.lm.name, "parameters": self.lm.parameters, "files": self.lm.files}
+
+    def _catch_up(self, batch: Batch) -> Tensor:
+        """Feed each row what was committed since the last round; returns logits [B, V] after the last token.
+
+        Rows lag by one or two tokens (two after a full accept): shorter ones are padded on the right, and the padding
+        is not committed to the cache.
+        """
+        lengths = torch.from_numpy(batch.lengths)
+        lag = lengths - self._cache.lengths  # [B], at least 1
+        columns = self._cache.lengths[:, None] + torch.arange(int(lag.max()))
+        columns = torch.minimum(columns, lengths[:, None] - 1)
+        pending = torch.from_numpy(batch.tokens).gather(1, columns).to(batch.device)
+        pending = pending.clamp(max=self.lm.vocab_size - 1)  # the target's padding ids may not exist here
+        logits = self.lm.forward(pending, self._cache).logits
+        self._cache.advance(lag)
+        return logits[torch.arange(len(batch)), lag - 1]
+
+
+def fit_vocabulary(logits: Tensor, size: int) -> Tensor:
+    """``logits`` [B, V'] cut, or padded with -inf, to ``size``: vocabularies of one tokenizer may be padded apart."""
+    if logits.shape[-1] >= size:
+        return logits[..., :size]
+    return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=-torch.inf)
+
+
+def check_same_tokenizer(target: CausalLM, small: CausalLM) -> None:
+    """Raise ConfigError unless both models mean the same text by the same ids."""
+    ours, theirs = target.tokenizer.get_vocab(), small.tokenizer.get_vocab()
+    if ours == theirs:
+        return
+    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    example = differing[0]
+    raise ConfigError(
+        f"drafter.model={small.name} has another tokenizer than target {target.name}: {len(differing)} tokens differ "
+        f"(for example {example!r} is {theirs.get(example)} there and {ours.get(example)} here); "
+        "use a model of the target's own family"
+    )

@@ -1,0 +1,178 @@
+"""The command line: ``python -m specbench drafter=ngram k=4``. Hydra ends in this file; below it there are objects.
+
+Exit codes: 0 done, 1 a run failed (its record says why), 2 the configuration cannot be run.
+"""
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+import transformers
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from drafters.none import NoDrafter
+from specbench import progress, tables
+from specbench.comparison import Arm, Settings
+from specbench.errors import ConfigError, RunError, nearest
+from specbench.model import CausalLM
+from specbench.prompts import PromptSet
+from specbench.runner import Cell, Plan, run
+from specbench.stopping import StopRule
+
+OK, FAILED, BAD_CONFIG = 0, 1, 2
+WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed")
+# how a run is carried out, not what it measures; precision and device enter the record as what they resolved to
+NOT_ASKED = ("results_dir", "force", "compare", "drafter", "dtype", "device")
+
+out, err = Console(), Console(stderr=True)
+
+
+def conf_dir() -> Path:
+    """The configuration files: inside the package when it was installed, beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
+    """Run what the configuration asks for and print its table; returns the records."""
+    for name in WHOLE_NUMBERS:
+        if type(cfg[name]) is not int:
+            raise ConfigError(f"{name}={cfg[name]} is not a whole number")
+    # what is cheap to refuse comes before what is slow to load
+    settings = Settings(cfg.batch_size, _make(cfg.sampling), cfg.seed, StopRule(cfg.max_new_tokens))
+    cells = _cells(cfg)
+    prompts: PromptSet = _make(cfg.dataset)
+    target: CausalLM = _make(cfg.target)
+    for cell in cells:
+        cell.arm.drafter.bind(target)
+    stop = StopRule(
+        cfg.max_new_tokens,
+        token_ids=target.eos_ids | frozenset(cfg.stop.token_ids),
+        strings=tuple(cfg.stop.strings),
+        context=target.context,
+        decode=target.tokenizer.decode,
+    )
+    plan = Plan(target, prompts, replace(settings, stop=stop), cells, Path(cfg.results_dir), cfg.force)
+    records = run(plan, Arm("baseline", NoDrafter(), 0), partial(progress.show, err))
+    _report(records, plan.results_dir)
+    return records
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    if arguments is not None:
+        sys.argv[1:] = arguments
+    _quiet()
+    records: list[dict[str, Any]] = []
+
+    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    def task(cfg: DictConfig) -> None:
+        records.extend(run_cells(cfg))
+
+    try:
+        task()
+    except RunError as error:
+        return _fail(str(error), FAILED)
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        return _fail(_explain(error), BAD_CONFIG)
+    except KeyboardInterrupt:
+        return _fail("interrupted; finished cells are kept, this one runs again next time", FAILED)
+    return FAILED if any(record["status"] != "ok" for record in records) else OK
+
+
+def _cells(cfg: DictConfig) -> list[Cell]:
+    """The cell asked for, then those of ``compare``, each with the configuration that is its own question."""
+    choices = HydraConfig.get().runtime.choices
+    shared = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(shared, dict)
+    asked = {str(key): value for key, value in shared.items() if key not in NOT_ASKED}
+    asked["target"] = {key: value for key, value in asked["target"].items() if key not in NOT_ASKED}
+    named = {str(choices["drafter"]): cfg.drafter, **cfg.compare}
+    cells = []
+    for name, drafter_config in named.items():
+        drafter = _make(drafter_config)
+        # a drafter that drafts nothing is the same cell at every k
+        k = min(cfg.k, 0) if drafter.max_k == 0 else cfg.k
+        config = {**asked, "k": k, "drafter": OmegaConf.to_container(drafter_config, resolve=True)}
+        cells.append(Cell(Arm(name, drafter, k), config))
+    return cells
+
+
+def _make(config: DictConfig) -> Any:
+    try:
+        return instantiate(config)
+    except InstantiationException as error:
+        cause = error.__cause__
+        while cause is not None:
+            if isinstance(cause, ConfigError | RunError):
+                raise cause from error
+            cause = cause.__cause__
+        raise
+
+
+def _report(records: list[dict[str, Any]], results_dir: Path) -> None:
+    out.print(tables.terminal(records))
+    if len(records) == 1 and records[0]["status"] == "ok":
+        out.print(tables.terminal_by_category(records[0]))
+        for note in _notes(records[0]):
+            out.print(note)
+    out.print(records[0]["folder"] if len(records) == 1 else str(results_dir), soft_wrap=True, highlight=False)
+
+
+def _notes(run_json: dict[str, Any]) -> list[str]:
+    notes = []
+    prompts = run_json["prompts"]
+    if prompts["too_long"]:
+        notes.append(f"{len(prompts['too_long'])} prompts do not fit the context and were left out")
+    if prompts["smaller_batches"]:
+        notes.append(
+            f"{prompts['smaller_batches']} batches hold fewer prompts than batch_size; use a fitting dataset.limit"
+        )
+    if run_json["stateful_drafter"]:
+        notes.append("this drafter learns from earlier prompts: its numbers depend on their order")
+    return notes
+
+
+def _explain(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return f"{group}={name} is unknown. {nearest(name, error.options)}"
+    missing = re.search(r"Missing mandatory value: (\S+)", text)
+    if missing:
+        return f"{missing[1]} must be given: {missing[1]}=VALUE"
+    return text
+
+
+def _fail(message: str, code: int) -> int:
+    err.print(f"specbench: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def _quiet() -> None:
+    """Only our own messages; Hydra's tracebacks become our one-line errors."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logger = logging.getLogger("specbench")
+    logger.handlers = [logging.StreamHandler()]
+    logger.handlers[0].setFormatter(logging.Formatter("specbench: %(message)s"))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The paired experiment: a baseline and one or more methods continue the same prompts, taking turns prompt by prompt.
+
+Within a batch of prompts every arm runs once, in an order that rotates from batch to batch, so that slow drifts of the
+machine fall on all arms alike. A later turn of a conversation is asked after the baseline's reply, for every arm, so
+that arms stay paired. Warm-up prompts are never measured.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench.decoding import Step, decode
+from specbench.drafting import Drafter, Request
+from specbench.errors import ConfigError, RunError
+from specbench.memory import PeakMemory
+from specbench.model import CausalLM
+from specbench.prompts import Conversation
+from specbench.sampling import Sampling
+from specbench.stopping import StopRule
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 64
+WARM_UP_TOKENS = 12
+WARM_UP_TEXT = "The baker wrote the list twice: flour, salt, water, yeast. Flour, salt, water, yeast, and a little oil."
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all arms share: how tokens are drawn, where texts end, how many run together."""
+
+    batch_size: int
+    sampling: Sampling
+    seed: int
+    stop: StopRule
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= MAX_BATCH:
+            raise ConfigError(f"batch_size={self.batch_size} is not in 1..{MAX_BATCH}")
+
+
+@dataclass
+class Arm:
+    """A drafter at a draft length, and what it did: a row per (round, prompt) and an outcome per prompt."""
+
+    name: str
+    drafter: Drafter
+    k: int
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    replies: dict[str, list[int]] = field(default_factory=dict)
+    finish: dict[str, str] = field(default_factory=dict)
+    peak_memory_bytes: int = 0
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise ConfigError(f"k={self.k} is negative; k is the number of drafted tokens per round, 0 for none")
+        if self.drafter.max_k is not None and self.k > self.drafter.max_k:
+            raise ConfigError(
+                f"k={self.k} is above what drafter {self.name} can draft; use k={self.drafter.max_k} or less"
+            )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request with where it came from: turn ``number`` (from 1) of a conversation, in batch ``batch``."""
+
+    conversation: Conversation
+    number: int
+    batch: int
+    prompt: str
+    request: Request
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Turns that were decoded, and uids of those left out because they do not fit the context."""
+
+    turns: list[Turn]
+    too_long: list[str]
+
+
+Progress = Callable[[Arm, Step], None]
+
+
+def compare(
+    target: CausalLM,
+    conversations: Sequence[Conversation],
+    baseline: Arm,
+    methods: Sequence[Arm],
+    settings: Settings,
+    progress: Progress = lambda arm, step: None,
+) -> Outcome:
+    """Run ``baseline`` and ``methods`` over all turns; what they did is left in the arms.
+
+    An arm that fails keeps its error and takes no further part; the others go on. Without a baseline nothing can be
+    paired, so its failure is raised as RunError.
+    """
+    arms = [baseline, *methods]
+    _warm_up(target, arms, settings)
+    turns: list[Turn] = []
+    too_long: list[str] = []
+    for number in range(1, max(len(c.turns) for c in conversations) + 1):
+        asked = [c for c in conversations if len(c.turns) >= number]
+        for batch, members in _batches(target, asked, number, baseline, settings, too_long, first=_next(turns)):
+            turns += members
+            _run_batch(target, batch, members, arms, settings, progress)
+            if baseline.error is not None:
+                raise RunError(f"the baseline failed: {baseline.error}") from baseline.error
+    if not turns:
+        raise ConfigError(f"every prompt is longer than the context of {target.name} ({target.context} tokens)")
+    return Outcome(turns, too_long)
+
+
+def _batches(
+    target: CausalLM,
+    asked: Sequence[Conversation],
+    number: int,
+    baseline: Arm,
+    settings: Settings,
+    too_long: list[str],
+    first: int,
+) -> Iterator[tuple[int, list[Turn]]]:
+    """Group the conversations' turn ``number`` into batches, leaving out what does not fit the context."""
+    batch, members = first, []
+    for conversation in asked:
+        if number > 1 and _uid(conversation, number - 1) not in baseline.replies:
+            too_long.append(_uid(conversation, number))  # the turn before did not fit
+            continue
+        prompt, tokens = _encode(target, conversation, number, baseline, settings.stop)
+        if settings.stop.room(len(tokens)) < 1:
+            too_long.append(_uid(conversation, number))
+            continue
+        members.append(Turn(conversation, number, batch, prompt, Request(_uid(conversation, number), tokens)))
+        if len(members) == settings.batch_size:
+            yield batch, members
+            batch, members = batch + 1, []
+    if members:
+        yield batch, members
+
+
+def _run_batch(
+    target: CausalLM, batch: int, members: list[Turn], arms: list[Arm], settings: Settings, progress: Progress
+) -> None:
+    """Each arm once over the batch. Arms that need the baseline's reply come last."""
+    shift = batch % len(arms)
+    order = sorted(arms[shift:] + arms[:shift], key=lambda arm: arm.drafter.needs_reference)
+    baseline = arms[0]
+    for place, arm in enumerate(order):
+        if arm.error is not None:
+            continue
+        requests = [turn.request for turn in members]
+        if arm.drafter.needs_reference:
+            requests = [Request(r.uid, r.tokens, baseline.replies[r.uid]) for r in requests]
+        stored = len(arm.steps)
+        memory = PeakMemory(target.device)
+        try:
+            with memory:
+                for step in _decode(target, arm, requests, settings, settings.stop):
+                    arm.steps += _rows(step, requests, batch, place)
+                    progress(arm, step)
+        except Exception as error:  # whatever a drafter does wrong is that arm's failure, not the others'
+            log.debug("arm %s failed", arm.name, exc_info=True)
+            arm.error = error
+            continue
+        arm.peak_memory_bytes = max(arm.peak_memory_bytes, memory.peak_bytes)
+        for row in arm.steps[stored:]:
+            arm.replies.setdefault(row["uid"], []).extend(row["tokens"])
+            if row["finish"]:
+                arm.finish[row["uid"]] = row["finish"]
+
+
+def _decode(
+    target: CausalLM, arm: Arm, requests: Sequence[Request], settings: Settings, stop: StopRule
+) -> Iterator[Step]:
+    return decode(target, arm.drafter, requests, arm.k, settings.sampling, settings.seed, stop)
+
+
+def _rows(step: Step, requests: Sequence[Request], batch: int, place: int) -> list[dict[str, Any]]:
+    """A record row per prompt of the round; ``seconds`` is the round's, shared by its rows."""
+    return [
+        {
+            "batch": batch,
+            "order": place,
+            "round": step.round,
+            "uid": requests[row].uid,
+            "drafted": step.drafted[i],
+            "proposed": step.proposed[i],
+            "accepted": step.accepted[i],
+            "tokens": step.committed[i],
+            "committed": len(step.committed[i]),
+            "finish": step.finish[i],
+            "seconds": step.seconds,
+        }
+        for i, row in enumerate(step.rows)
+    ]
+
+
+def _warm_up(target: CausalLM, arms: Sequence[Arm], settings: Settings) -> None:
+    """Run every arm briefly on a prompt that is not measured, so that no first-call cost falls on a measured one."""
+    tokens = target.tokenizer(WARM_UP_TEXT).input_ids
+    stop = StopRule(max_new_tokens=WARM_UP_TOKENS, context=target.context)
+    replies: dict[str, list[int]] = {}
+    for arm in arms:
+        uids = [f"warm-up-{row}" for row in range(settings.batch_size)]
+        requests = [Request(uid, tokens, replies.get(uid)) for uid in uids]
+        try:
+            for step in _decode(target, arm, requests, settings, stop):
+                if arm is arms[0]:
+                    for row, committed in zip(step.rows, step.committed, strict=True):
+                        replies.setdefault(uids[row], []).extend(committed)
+        except Exception as error:
+            log.debug("arm %s failed in warm-up", arm.name, exc_info=True)
+            if arm is arms[0]:
+                raise RunError(f"the baseline failed in warm-up: {error}") from error
+            arm.error = error
+        arm.drafter.reset()
+
+
+def _encode(
+    target: CausalLM, conversation: Conversation, number: int, baseline: Arm, stop: StopRule
+) -> tuple[str, list[int]]:
+    """Text of the turn, and the tokens of the conversation up to it with the baseline's replies."""
+    messages = []
+    for i in range(1, number):
+        reply = target.tokenizer.decode(baseline.replies[_uid(conversation, i)], skip_special_tokens=True)
+        messages += [
+            {"role": "user", "content": conversation.turns[i - 1]},
+            {"role": "assistant", "content": stop.trim(reply)},
+        ]
+    messages.append({"role": "user", "content": conversation.turns[number - 1]})
+    return conversation.turns[number - 1], target.encode(messages)
+
+
+def _uid(conversation: Conversation, number: int) -> str:
+    return f"{conversation.id}/{number}"
+
+
+def _next(turns: Sequence[Turn]) -> int:
+    return turns[-1].batch + 1 if turns else 0

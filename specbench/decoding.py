@@ -1,0 +1,171 @@
+"""The decode loop: one for the baseline and for every drafter.
+
+    last -> drafter.propose -> cat(last, draft) -> target.forward -> verify -> commit -> drafter.observe -> (again)
+
+Plain autoregressive decoding is this loop with drafts of no tokens, so a baseline and a method share every line that
+is timed. Legend: B rows, K drafted tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.cache import RaggedCache
+from specbench.drafting import Batch, Drafter, Request
+from specbench.errors import RunError
+from specbench.model import CausalLM
+from specbench.sampling import Noise, Sampling
+from specbench.stopping import StopRule
+from specbench.verification import Draft, Verdict, verify
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one round did to each row that was active when it began.
+
+    Round 0 is the prefill, which yields each row's first token; it is no verify pass. ``seconds`` is the wall time of
+    the whole round, from before the draft to after the commit, shared by its rows.
+    rows: indices into the batch. drafted: proposed tokens, before any cut. proposed, accepted: what counts of them;
+    of a text that ends in this round nothing past its end counts. committed: tokens added. finish: why the text ended.
+    """
+
+    round: int
+    seconds: float
+    rows: list[int]
+    drafted: list[list[int]]
+    proposed: list[int]
+    accepted: list[int]
+    committed: list[list[int]]
+    finish: list[str | None]
+
+
+@torch.inference_mode()
+def decode(
+    target: CausalLM,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    k: int,
+    sampling: Sampling,
+    seed: int,
+    stop: StopRule,
+) -> Iterator[Step]:
+    """Continue ``requests`` together, drafting ``k`` tokens a round, until each has ended; yields a Step per round.
+
+    Raises RunError, naming the round, if the target's logits are not numbers.
+    """
+    began = perf_counter()
+    room = max(len(r.tokens) + stop.room(len(r.tokens)) for r in requests)
+    slots = room + k + 1
+    batch = _new_batch(target, requests, slots, sampling, seed)
+    cache = target.new_cache(len(batch), slots)
+    logits, taps = _prefill(target, batch, cache, drafter)
+    _check_numbers(logits, batch, 0)
+    first = sampling.choose(logits, _flat(batch.noise_at(0, 1, "target")), batch.seen)
+    nothing = Draft.empty(len(batch), target.device)
+    step = _commit(batch, nothing, Verdict(nothing.count, first), stop, 0)
+    drafter.start(batch, taps)
+    yield replace(step, seconds=perf_counter() - began)
+
+    round_ = 0
+    while batch.active.any():
+        round_ += 1
+        began = perf_counter()
+        draft = drafter.propose(batch, k)
+        _check_draft(draft, k, drafter)
+        block = torch.cat([batch.last()[:, None], draft.tokens], dim=1)  # [B, K+1]
+        output = target.forward(block, cache, taps=drafter.taps)
+        verdict = verify(
+            draft,
+            output.logits,
+            sampling,
+            noise_target=batch.noise_at(0, block.shape[1], "target"),
+            noise_accept=batch.noise_at(0, block.shape[1] - 1, "accept"),
+            seen=batch.seen_after(draft.tokens),
+        )
+        _check_numbers(output.logits, batch, round_)
+        before = batch.lengths.copy()
+        step = _commit(batch, draft, verdict, stop, round_)
+        cache.advance(torch.from_numpy(batch.lengths - before))
+        drafter.observe(batch, verdict, output.taps)
+        yield replace(step, seconds=perf_counter() - began)
+
+
+def _new_batch(target: CausalLM, requests: Sequence[Request], slots: int, sampling: Sampling, seed: int) -> Batch:
+    lengths = np.array([len(r.tokens) for r in requests], dtype=np.int64)
+    tokens = np.zeros((len(requests), slots), dtype=np.int64)
+    for row, request in enumerate(requests):
+        tokens[row, : lengths[row]] = request.tokens
+    noise = None if sampling.greedy else Noise(seed, [r.uid for r in requests], slots, target.device)
+    seen = None
+    if sampling.needs_history:
+        seen = torch.zeros(len(requests), target.vocab_size, dtype=torch.bool, device=target.device)
+        for row, request in enumerate(requests):
+            seen[row, torch.tensor(request.tokens, device=target.device)] = True
+    active = np.ones(len(requests), dtype=bool)
+    return Batch(requests, tokens, lengths, lengths.copy(), active, sampling, noise, target.device, seen)
+
+
+def _prefill(
+    target: CausalLM, batch: Batch, cache: RaggedCache, drafter: Drafter
+) -> tuple[Tensor, list[Tensor] | None]:
+    """Fill the cache with the prompts, row by row: no padding, and a row's numbers do not depend on its neighbours.
+
+    Returns the logits [B, V] that yield the first tokens, and the taps [P, m, D] of each row.
+    """
+    logits, taps = [], []
+    for row in range(len(batch)):
+        tokens = torch.from_numpy(batch.text(row)).to(target.device)[None]
+        output = target.forward(tokens, cache, row=row, taps=drafter.taps, last_only=True)
+        cache.advance(torch.tensor(tokens.shape[1]), row=row)
+        logits.append(output.logits[0, -1])
+        if output.taps is not None:
+            taps.append(output.taps[0])
+    return torch.stack(logits), taps or None
+
+
+def _commit(batch: Batch, draft: Draft, verdict: Verdict, stop: StopRule, round_: int) -> Step:
+    """Add to each active row its accepted drafts and the target's own token, up to where the text ends.
+
+    Here, and nowhere else in a round, the host waits for the device.
+    """
+    drafted, count = draft.tokens.tolist(), draft.count.tolist()
+    accepted, following = verdict.accepted.tolist(), verdict.next.tolist()
+    step = Step(round_, 0.0, np.flatnonzero(batch.active).tolist(), [], [], [], [], [])
+    for row in step.rows:
+        block = [*drafted[row][: accepted[row]], following[row]]
+        kept, finish = stop.cut(batch.generated(row).tolist(), block, int(batch.prompt_lengths[row]))
+        # of a text that ends here, nothing past its end counts, neither as drafted nor as accepted
+        judged = kept if finish else count[row]
+        step.drafted.append(drafted[row][: count[row]])
+        step.proposed.append(min(count[row], judged))
+        step.accepted.append(min(accepted[row], judged))
+        step.committed.append(block[:kept])
+        step.finish.append(finish)
+        batch.tokens[row, batch.lengths[row] : batch.lengths[row] + kept] = block[:kept]
+        batch.lengths[row] += kept
+        batch.active[row] = finish is None
+        if batch.seen is not None:
+            batch.seen[row, torch.tensor(block[:kept], device=batch.device)] = True
+    return step
+
+
+def _check_numbers(logits: Tensor, batch: Batch, round_: int) -> None:
+    """Fail loudly on NaN: an argmax over NaN is a plausible-looking token."""
+    bad = logits.flatten(1).isnan().any(dim=1).cpu().numpy() & batch.active
+    if bad.any():
+        uids = ", ".join(batch.requests[row].uid for row in np.flatnonzero(bad).tolist())
+        where = "the prefill" if round_ == 0 else f"round {round_}"
+        raise RunError(f"the target's logits are NaN in {where} of prompt {uids}")
+
+
+def _check_draft(draft: Draft, k: int, drafter: Drafter) -> None:
+    if draft.tokens.shape[1] > k:
+        raise RunError(f"{type(drafter).__name__} drafted {draft.tokens.shape[1]} tokens where k={k} were asked for")
+
+
+def _flat(noise: Tensor | None) -> Tensor | None:
+    return None if noise is None else noise[:, 0]

@@ -1,0 +1,49 @@
+"""Peak memory of a stretch of work: of the GPU where the model is on one, else of the process."""
+
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
+
+
+class PeakMemory:
+    """Context manager; afterwards ``peak_bytes`` is the most memory held inside it.
+
+    On a GPU: bytes allocated by PyTorch. On a CPU: resident bytes of the process, weights and code included. Linux can
+    reset that peak; elsewhere it is the peak since the process began.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self.peak_bytes = 0
+
+    def __enter__(self) -> "PeakMemory":
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            with suppress(OSError):  # not Linux, or not permitted: the peak since the process began
+                CLEAR.write_text("5")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self.peak_bytes = _resident_peak()
+
+
+def _resident_peak() -> int:
+    if STATUS.exists():
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024  # the kernel reports KiB
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,169 @@
+"""Every metric, computed from the raw steps and nothing else.
+
+Definitions are pooled (sum over sum). A step is one (prompt, round); round 0 is the prefill, which yields each reply's
+first token and is no verify pass. What stands past a text's end was never recorded as proposed, accepted or committed.
+"""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+RESAMPLES = 5000
+MIN_UNITS = 5  # prompts (batches, above batch size 1) below which no interval is given
+CONFIDENCE = 0.95
+
+DEFINITIONS = {
+    "acceptance_rate": "accepted tokens / proposed tokens",
+    "tokens_per_pass": "committed tokens / (row, verify pass) pairs, prefill's token not counted; plain decoding is 1",
+    "acceptance_by_position.joint": "rounds whose first i drafts were all accepted / rounds that proposed at least i",
+    "acceptance_by_position.conditional": "of rounds that proposed >= i and accepted >= i-1, the share that accepted i",
+    "accepted_length_histogram": "(row, verify pass) pairs by number of accepted drafts, 0..k",
+    "decode_tokens_per_s": "committed tokens of verify passes / wall seconds of those rounds; prefill excluded",
+    "baseline_decode_tokens_per_s": "the same, of plain decoding (k=0) on the same prompts in the same run",
+    "speedup": "decode_tokens_per_s / baseline_decode_tokens_per_s",
+    "speedup_ci95": "95 % interval of speedup: paired percentile bootstrap over prompts (batches, above batch size 1)",
+    "tokens_per_pass_ci95": "95 % interval of tokens_per_pass: percentile bootstrap over the same units",
+    "end_to_end_speedup": "speedup with prefill's token and seconds included on both sides",
+    "ttft_s": "mean wall seconds from the start of a batch to its first tokens, drafter's start included",
+}
+
+
+def compute(steps: pd.DataFrame, baseline: pd.DataFrame, k: int) -> dict[str, Any]:
+    """Metrics of a method from its ``steps`` and those of the paired ``baseline``.
+
+    Columns: batch, round, uid, proposed, accepted, committed, seconds (of the round, shared by the batch's rows).
+    A metric that the steps cannot tell (no verify pass, nothing proposed) is None.
+    """
+    passes = steps[steps["round"] > 0]
+    joint, conditional = acceptance_by_position(passes, k)
+    ours, theirs = _per_batch(steps), _per_batch(baseline)
+    units = ours.join(theirs, rsuffix="_baseline", how="inner")
+    return {
+        "acceptance_rate": _ratio(passes["accepted"].sum(), passes["proposed"].sum()),
+        "tokens_per_pass": _ratio(passes["committed"].sum(), len(passes)),
+        "tokens_per_pass_ci95": _interval(_ratio_of_sums, units["committed"], units["passes"]),
+        "acceptance_by_position": {"joint": joint, "conditional": conditional},
+        "accepted_length_histogram": np.bincount(passes["accepted"], minlength=k + 1).tolist(),
+        "decode_tokens_per_s": _ratio(ours["committed"].sum(), ours["seconds"].sum()),
+        "baseline_decode_tokens_per_s": _ratio(theirs["committed"].sum(), theirs["seconds"].sum()),
+        "speedup": _ratio_of_ratios(units),
+        "speedup_ci95": _interval(
+            _speedup,
+            units["committed"],
+            units["seconds"],
+            units["committed_baseline"],
+            units["seconds_baseline"],
+        ),
+        "end_to_end_speedup": _end_to_end(units),
+        "ttft_s": _mean(ours["ttft"]),
+        "rounds": int(passes.groupby(["batch", "round"]).ngroups),
+        "committed_tokens": int(passes["committed"].sum()),
+        "units": len(units),
+    }
+
+
+def by_category(
+    steps: pd.DataFrame, baseline: pd.DataFrame, category: dict[str, str], k: int
+) -> dict[str, dict[str, Any]]:
+    """``compute`` for the prompts of each category. Where a batch mixes categories its seconds belong to none, so
+    metrics of time are None for every category with a share in such a batch."""
+    timed = (
+        "decode_tokens_per_s",
+        "baseline_decode_tokens_per_s",
+        "speedup",
+        "speedup_ci95",
+        "end_to_end_speedup",
+        "ttft_s",
+    )
+    labels = steps["uid"].map(category)
+    mixed = set(steps["batch"][labels.groupby(steps["batch"]).transform("nunique") > 1])
+    found = {}
+    for name in sorted(labels.unique()):
+        chosen = steps[labels == name]
+        found[name] = compute(chosen, baseline[baseline["uid"].map(category) == name], k)
+        if mixed & set(chosen["batch"]):
+            found[name] |= dict.fromkeys(timed)
+    return found
+
+
+def acceptance_by_position(passes: pd.DataFrame, k: int) -> tuple[list[float | None], list[float | None]]:
+    """Joint and conditional acceptance at positions 1..k."""
+    joint, conditional = [], []
+    for i in range(1, k + 1):
+        reached = passes[passes["proposed"] >= i]
+        so_far = reached[reached["accepted"] >= i - 1]
+        accepted = int((reached["accepted"] >= i).sum())
+        joint.append(_ratio(accepted, len(reached)))
+        conditional.append(_ratio(accepted, len(so_far)))
+    return joint, conditional
+
+
+def _per_batch(steps: pd.DataFrame) -> pd.DataFrame:
+    """Sums by batch, the unit of time: decode tokens, verify passes and seconds, and those of the prefill."""
+    rounds = steps.groupby(["batch", "round"]).agg(
+        committed=("committed", "sum"), passes=("uid", "size"), seconds=("seconds", "first")
+    )
+    decode = rounds[rounds.index.get_level_values("round") > 0].groupby("batch").sum()
+    prefill = rounds[rounds.index.get_level_values("round") == 0].groupby("batch").sum()
+    table = decode.reindex(prefill.index, fill_value=0)
+    table["ttft"] = prefill["seconds"]
+    table["first_tokens"] = prefill["committed"]
+    return table
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return float(above / below) if below > 0 else None
+
+
+def _mean(values: pd.Series) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _ratio_of_ratios(units: pd.DataFrame) -> float | None:
+    ours = _ratio(units["committed"].sum(), units["seconds"].sum())
+    theirs = _ratio(units["committed_baseline"].sum(), units["seconds_baseline"].sum())
+    return ours / theirs if ours is not None and theirs else None
+
+
+def _end_to_end(units: pd.DataFrame) -> float | None:
+    tokens = (units["committed"] + units["first_tokens"]).sum()
+    seconds = (units["seconds"] + units["ttft"]).sum()
+    tokens_baseline = (units["committed_baseline"] + units["first_tokens_baseline"]).sum()
+    seconds_baseline = (units["seconds_baseline"] + units["ttft_baseline"]).sum()
+    ours, theirs = _ratio(tokens, seconds), _ratio(tokens_baseline, seconds_baseline)
+    return ours / theirs if ours is not None and theirs else None
+
+
+def _ratio_of_sums(above: np.ndarray, below: np.ndarray, axis: int = -1) -> np.ndarray:
+    return above.sum(axis=axis) / below.sum(axis=axis)
+
+
+def _speedup(
+    tokens: np.ndarray, seconds: np.ndarray, tokens_baseline: np.ndarray, seconds_baseline: np.ndarray, axis: int = -1
+) -> np.ndarray:
+    return _ratio_of_sums(tokens, seconds, axis) / _ratio_of_sums(tokens_baseline, seconds_baseline, axis)
+
+
+def _interval(statistic: Any, *columns: pd.Series) -> list[float] | None:
+    """Percentile bootstrap interval over units, resampling the columns together; None for too few units."""
+    data = [column.to_numpy(dtype=float) for column in columns]
+    if len(data[0]) < MIN_UNITS or data[1].sum() == 0:
+        return None
+    with warnings.catch_warnings():  # scipy warns of a degenerate sample; a zero-width interval says it too
+        warnings.simplefilter("ignore", category=stats.DegenerateDataWarning)
+        found = stats.bootstrap(
+            data,
+            statistic,
+            paired=True,
+            vectorized=True,
+            n_resamples=RESAMPLES,
+            confidence_level=CONFIDENCE,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        ).confidence_interval
+    if not np.isfinite([found.low, found.high]).all():
+        return None
+    return [float(found.low), float(found.high)]

@@ -1,0 +1,99 @@
+"""Where a number came from: code, packages, machine, command."""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import specbench
+
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "pandas", "hydra-core", "gguf")
+
+
+def now() -> str:
+    """The time, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def collect() -> dict[str, Any]:
+    """Everything that is known before a run starts."""
+    return {
+        "specbench": specbench.__version__,
+        "code_sha256": code_sha256(),
+        "git": git_state(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "machine": machine(),
+        "load_average_1min": os.getloadavg()[0],
+    }
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """Processor, threads, memory and, where there is one, GPU."""
+    facts: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+@cache
+def code_sha256() -> str:
+    """Digest of every Python file of the harness and of the drafters that come with it."""
+    import drafters
+
+    digest = hashlib.sha256()
+    for package in (specbench, drafters):
+        root = Path(package.__path__[0])
+        for path in sorted(root.rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def git_state() -> dict[str, Any] | None:
+    """Commit of the checkout the code runs from, and a digest of its uncommitted changes; None outside a checkout."""
+    root = Path(specbench.__path__[0]).parent
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    difference = (_git(root, "diff", "HEAD", "--", "*.py", "*.yaml") or "").strip()
+    return {
+        "commit": commit.strip(),
+        "uncommitted_sha256": hashlib.sha256(difference.encode()).hexdigest() if difference else None,
+    }
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,110 @@
+"""The record of a run: a folder named by the hash of what was asked, that appears whole or not at all.
+
+    <results_dir>/<id>/run.json         what was asked, by what, on what; the metrics; or why it failed
+                       steps.parquet    a row per (arm, round, prompt), prefill as round 0
+                       prompts.parquet  a row per prompt: text in, both replies, verdict
+
+Everything shown anywhere is computed from these files.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specbench.errors import ConfigError, RunError
+
+SCHEMA_VERSION = 1
+RUN = "run.json"
+STEPS = "steps.parquet"
+PROMPTS = "prompts.parquet"
+
+
+def run_id(question: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that stand for ``question``: everything that can change the result, JSON-able."""
+    text = json.dumps({"schema": SCHEMA_VERSION, **question}, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The ``run.json`` of a record. Raises ConfigError if there is none, or of another schema."""
+    try:
+        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} holds no {RUN}, so it is no record of a run") from error
+    except ValueError as error:
+        raise ConfigError(f"{folder / RUN} is not JSON: {error}") from error
+    if run.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(f"{folder} has schema version {run.get('schema_version')}; this code reads {SCHEMA_VERSION}")
+    return run
+
+
+def finished(results_dir: Path, id_: str) -> dict[str, Any] | None:
+    """The finished record with this id, if there is one; failed and unreadable ones do not count."""
+    try:
+        run = read(results_dir / id_)
+    except ConfigError:
+        return None
+    return run if run.get("status") == "ok" else None
+
+
+def find(paths: list[Path]) -> list[Path]:
+    """Record folders among ``paths``: each is one, or holds some directly. Raises ConfigError if there are none."""
+    found: list[Path] = []
+    for path in paths:
+        if (path / RUN).exists():
+            found.append(path)
+        elif path.is_dir():
+            found += sorted(p.parent for p in path.glob(f"*/{RUN}") if not p.parent.name.startswith("."))
+    if not found:
+        raise ConfigError(f"no records of runs in {', '.join(map(str, paths))}; run python -m specbench first")
+    return found
+
+
+def write(
+    results_dir: Path, run: dict[str, Any], steps: pd.DataFrame | None = None, prompts: pd.DataFrame | None = None
+) -> Path:
+    """Store a record under ``results_dir/run["id"]``, replacing an earlier one of the same id only when the new one is
+    complete. Raises RunError if the disk does not take it; then nothing half-written remains."""
+    folder = results_dir / run["id"]
+    scratch = results_dir / f".{run['id']}.{os.getpid()}"
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        if steps is not None:
+            steps.to_parquet(scratch / STEPS, index=False)
+        if prompts is not None:
+            prompts.to_parquet(scratch / PROMPTS, index=False)
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **run}, indent=1, ensure_ascii=False, allow_nan=False)
+        (scratch / RUN).write_text(text, encoding="utf-8")
+        _sync(scratch)
+        _replace(scratch, folder)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RunError(f"could not write the record to {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def _sync(folder: Path) -> None:
+    """Force the files to disk, so that a name never points to content that a crash then loses."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _replace(scratch: Path, folder: Path) -> None:
+    """Put ``scratch`` in the place of ``folder``. A folder that holds files cannot be renamed over, so the old one is
+    first moved aside; its run.json goes first, so that a crash in between leaves no record rather than a stale one."""
+    if folder.exists():
+        old = scratch.with_name(scratch.name + ".old")
+        (folder / RUN).unlink(missing_ok=True)
+        folder.rename(old)
+        scratch.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        scratch.rename(folder)

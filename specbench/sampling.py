@@ -1,0 +1,138 @@
+"""From logits to the law of the next token, and from the law to the token.
+
+Legend: N leading dimensions of any kind, V vocabulary.
+
+One ``Sampling`` serves the baseline, the target's verification and the drafter's proposals, so that no arm can draw
+under another law than the one it is judged by. Transformations follow the order of Hugging Face's ``generate``:
+repetition penalty, temperature, top-k, top-p, min-p.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. ``temperature=0`` is greedy decoding.
+
+    top_k=0, top_p=1, min_p=0 and repetition_penalty=1 leave the law as it is.
+    Sources: top-p, Holtzman et al. 2020; min-p, Nguyen et al. 2024; repetition penalty, Keskar et al. 2019.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ConfigError(
+                f"sampling.temperature={self.temperature} is negative; 0 is greedy, 1 the model's own law"
+            )
+        if self.top_k < 0:
+            raise ConfigError(f"sampling.top_k={self.top_k} is negative; 0 keeps all tokens")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"sampling.top_p={self.top_p} is not in (0, 1]; 1 keeps all tokens")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigError(f"sampling.min_p={self.min_p} is not in [0, 1]; 0 keeps all tokens")
+        if self.repetition_penalty <= 0:
+            raise ConfigError(f"sampling.repetition_penalty={self.repetition_penalty} must be positive; 1 is none")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the law puts everything on the most likely token."""
+        return self.temperature == 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the law depends on which tokens occurred before."""
+        return self.repetition_penalty != 1
+
+    def scores(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Logits [N, V] after penalty, temperature and truncation, float32; -inf marks excluded tokens.
+
+        ``seen`` [N, V] bool marks the tokens that occurred before; needed when ``needs_history``.
+        """
+        scores = logits.float()
+        if self.needs_history:
+            if seen is None:
+                raise ValueError("repetition_penalty needs the tokens seen so far")
+            penalised = torch.where(scores > 0, scores / self.repetition_penalty, scores * self.repetition_penalty)
+            scores = torch.where(seen, penalised, scores)
+        if self.greedy:
+            return scores
+        scores = scores / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < kth, -torch.inf)
+        if self.top_p < 1:
+            ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+            probs = ordered.softmax(dim=-1)
+            # keep the shortest head whose mass reaches top_p: a token goes if the mass before it already does
+            beyond = probs.cumsum(dim=-1) - probs >= self.top_p
+            beyond[..., 0] = False
+            scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+        if self.min_p > 0:
+            probs = scores.softmax(dim=-1)
+            scores = scores.masked_fill(probs < self.min_p * probs.amax(dim=-1, keepdim=True), -torch.inf)
+        return scores
+
+    def law(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Probabilities [N, V] float32 of the next token; one-hot where decoding is greedy."""
+        scores = self.scores(logits, seen)
+        if self.greedy:
+            return torch.zeros_like(scores).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
+        return scores.softmax(dim=-1)
+
+    def choose(self, logits: Tensor, noise: Tensor | None, seen: Tensor | None = None) -> Tensor:
+        """Next tokens [N]: the argmax, or a draw from the law with uniform ``noise`` [N]."""
+        if self.greedy:
+            return self.scores(logits, seen).argmax(dim=-1)
+        if noise is None:
+            raise ValueError("sampling needs noise")
+        return draw(self.law(logits, seen), noise)
+
+
+def draw(law: Tensor, noise: Tensor) -> Tensor:
+    """Draw tokens [N] from ``law`` [N, V] (need not sum to 1) by inverting its CDF at uniform ``noise`` [N] in [0, 1).
+
+    Tokens of probability 0 are never drawn.
+    """
+    cdf = law.double().cumsum(dim=-1)
+    level = noise.unsqueeze(-1).double() * cdf[..., -1:]
+    # the last token of positive mass bounds the answer, should rounding carry `level` up to the total
+    last = (cdf < cdf[..., -1:]).sum(dim=-1)
+    return torch.minimum(torch.searchsorted(cdf, level, right=True).squeeze(-1), last)
+
+
+PURPOSES = ("target", "accept", "draft")
+
+
+class Noise:
+    """Uniform noise keyed by (seed, prompt, position, purpose), so that a prompt's output depends neither on the batch
+    it sits in nor on the order of prompts. Position is the index, in the whole sequence, of the token being decided.
+
+    Each prompt has its own Philox stream (Salmon et al. 2011); a longer table starts with the shorter one.
+    """
+
+    def __init__(self, seed: int, uids: Sequence[str], positions: int, device: torch.device | str = "cpu"):
+        tables = [self._table(seed, uid, positions) for uid in uids]
+        self._table_all = torch.from_numpy(np.stack(tables)).to(device)  # [B, T, purposes] float64
+
+    def at(self, positions: Tensor, purpose: str) -> Tensor:
+        """Uniforms [B, S] in [0, 1) for ``positions`` [B, S]."""
+        rows = torch.arange(positions.shape[0], device=positions.device)[:, None]
+        return self._table_all[rows, positions, PURPOSES.index(purpose)]
+
+    @staticmethod
+    def _table(seed: int, uid: str, positions: int) -> np.ndarray:
+        key = int.from_bytes(hashlib.blake2b(f"{seed}\0{uid}".encode(), digest_size=16).digest(), "little")
+        return np.random.Generator(np.random.Philox(key=key)).random((positions, len(PURPOSES)))
