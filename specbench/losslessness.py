@@ -13,13 +13,9 @@ import torch
 from specbench.model import CausalLM
 from specbench.sampling import Noise, Sampling
 
-# largest margin that counts as a near-tie. Greedy: in logits, relative to the largest logit's size, some units of the
-# dtype's rounding; sampling: in probability, between the noise and the edge of the chosen token's interval of the CDF
-LOGIT_TIE = {
-    torch.float32: 0.0,
-    torch.bfloat16: 8 * torch.finfo(torch.bfloat16).eps,
-    torch.float16: 8 * torch.finfo(torch.float16).eps,
-}
+# Largest margin that counts as a near-tie. Greedy: in logits, so many roundings of the dtype at the size of the largest
+# logit. Sampling: in probability, between the noise and the interval of the CDF that stands for the method's token.
+ROUNDINGS = {torch.float32: 0, torch.bfloat16: 4, torch.float16: 4}
 PROBABILITY_TIE = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
 
 
@@ -67,7 +63,8 @@ def first_divergence(
     if sampling.greedy:
         scores = sampling.scores(logits, seen)[0]
         margin = (scores[ours] - scores[theirs]).abs().item()
-        return Divergence(position, margin, LOGIT_TIE[target.dtype] * scores.abs().max().item())
+        tolerance = ROUNDINGS[target.dtype] * torch.finfo(target.dtype).eps * scores.abs().max().item()
+        return Divergence(position, margin, tolerance)
     law = sampling.law(logits, seen)[0].double()
     cdf = law.cumsum(0)
     noise = Noise(seed, [uid], len(context) + 1, target.device).at(torch.tensor([[len(context)]]), "target").item()

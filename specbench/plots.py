@@ -50,7 +50,7 @@ def speedup_by_drafter(runs: Sequence[Run], path: Path) -> list[Path]:
         ("tokens_per_pass", "tokens_per_pass_ci95", "tokens per verify pass"),
     ]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(6.8, 0.9 + 0.42 * len(runs)), sharey=True, layout="constrained")
+        figure, axes = plt.subplots(1, 2, figsize=(6.8, 1.1 + 0.42 * len(runs)), sharey=True, layout="constrained")
         labels = [f"{run['drafter']['name']}, k={run['drafter']['k']}" for run in runs]
         for axis, (metric, interval, label) in zip(axes, panels, strict=True):
             for y, run in enumerate(runs):
@@ -62,6 +62,7 @@ def speedup_by_drafter(runs: Sequence[Run], path: Path) -> list[Path]:
         axes[0].set_yticks(range(len(runs)), labels)
         axes[0].invert_yaxis()
         figure.suptitle(" · ".join(setting(runs[0])), fontsize=8)
+        figure.supxlabel("whiskers: 95 % bootstrap interval over prompts", fontsize=7, color="#555555")
         return _save(figure, path)
 
 

@@ -95,14 +95,15 @@ def markdown(runs: Sequence[Run]) -> str:
     lines.append("|" + "|".join("---" if c in TEXT else "---:" for c in COLUMNS) + "|")
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row(run)) + " |" for run in runs]
     origin = runs[0]["provenance"]
-    commit = (origin["git"] or {}).get("commit", "")[:10] or f"specbench {origin['specbench']}"
+    commit = (origin["git"] or {}).get("commit")
+    code = f"commit {commit[:10]}" if commit else f"specbench {origin['specbench']}"
     machine = origin["machine"]
     device = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
     speed = baseline_speed(runs)
     lines += [
         "",
         f"Plain decoding: {speed:.1f} tokens/s. " if speed is not None else "",
-        f"{device}; torch {origin['packages']['torch']}; {origin['started']}; commit {commit}; "
+        f"{device}; torch {origin['packages']['torch']}; {origin['started']}; {code}; "
         f"runs {', '.join(run['id'] for run in runs)}.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,88 @@
+"""What the tests share: tiny models made once, and the plain decoding they are all judged by."""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+import torch
+
+from specbench.comparison import Arm
+from specbench.decoding import decode
+from specbench.drafting import Drafter, Request
+from specbench.model import CausalLM
+from specbench.sampling import Sampling
+from specbench.stopping import StopRule
+from specbench.targets import load_tiny
+
+FAMILIES = ("llama", "qwen3", "gemma3", "gpt_neox")
+
+
+@cache
+def tiny(family: str, seed: int = 0) -> CausalLM:
+    return load_tiny(family, seed=seed)
+
+
+@pytest.fixture(params=FAMILIES)
+def lm(request) -> CausalLM:
+    return tiny(request.param)
+
+
+@pytest.fixture
+def llama() -> CausalLM:
+    return tiny("llama")
+
+
+@torch.inference_mode()
+def plain_greedy(lm: CausalLM, prompt: Sequence[int], n: int) -> list[int]:
+    """Greedy continuation by whole forwards of the bare Hugging Face model: no cache, none of our code."""
+    text = list(prompt)
+    for _ in range(n):
+        text.append(int(lm.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+def run(
+    lm: CausalLM,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    k: int = 4,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    stop: StopRule | None = None,
+) -> tuple[list[list[int]], list]:
+    """Replies of ``requests`` decoded together, and the steps."""
+    drafter.bind(lm)
+    replies: list[list[int]] = [[] for _ in requests]
+    steps = []
+    for step in decode(lm, drafter, requests, k, sampling or Sampling(), seed, stop or StopRule(24)):
+        steps.append(step)
+        for row, committed in zip(step.rows, step.committed, strict=True):
+            replies[row] += committed
+    return replies, steps
+
+
+def prompts(lm: CausalLM, count: int = 3) -> list[list[int]]:
+    """Prompts of different lengths, with repeats for n-grams to find."""
+    texts = ["one two one two one", "abc abc abd abc abc abd ab", "x", "the end of the line of the"]
+    return [lm.tokenizer(text).input_ids for text in texts[:count]]
+
+
+def baseline(lm: CausalLM) -> Arm:
+    from drafters.none import NoDrafter
+
+    return Arm("baseline", NoDrafter(), 0)
+
+
+def mutated(function: Callable, *replacements: tuple[str, str]) -> Callable:
+    """``function`` with parts of its source replaced: a deliberate bug, to show that a test would find it."""
+    bare = inspect.unwrap(function)
+    source = textwrap.dedent(inspect.getsource(bare))
+    source = source[source.index("def ") :]  # without decorators
+    for old, new in replacements:
+        assert old in source, f"{old!r} is not in the source of {function.__name__}"
+        source = source.replace(old, new)
+    space = dict(bare.__globals__)
+    exec(source, space)
+    return space[function.__name__]

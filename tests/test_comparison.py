@@ -1,0 +1,145 @@
+import dataclasses
+
+import pytest
+from conftest import baseline
+
+from drafters.ngram import NGram
+from drafters.oracle import Oracle
+from specbench import comparison
+from specbench.comparison import Arm, Settings, compare
+from specbench.drafting import Drafter
+from specbench.errors import ConfigError, RunError
+from specbench.prompts import Conversation
+from specbench.sampling import Sampling
+from specbench.stopping import StopRule
+from specbench.verification import Draft
+
+CONVERSATIONS = [
+    Conversation("a", "chat", ("hello", "and again")),
+    Conversation("b", "code", ("one two one two",)),
+    Conversation("c", "chat", ("tell me", "more")),
+]
+
+
+def settings(batch_size=1, n=8, **stop):
+    return Settings(batch_size, Sampling(), 0, StopRule(n, **stop))
+
+
+def measure(lm, *methods, conversations=CONVERSATIONS, shared=None):
+    plain = baseline(lm)
+    for arm in methods:
+        arm.drafter.bind(lm)
+    return plain, compare(lm, conversations, plain, methods, shared or settings())
+
+
+def test_arms_take_turns_at_going_first(llama):
+    arm = Arm("ngram", NGram(), 2)
+    plain, _ = measure(llama, arm)
+    assert [r["order"] for r in plain.steps if r["round"] == 0] == [0, 1, 0, 1, 0]
+    assert [r["order"] for r in arm.steps if r["round"] == 0] == [1, 0, 1, 0, 1]
+
+
+def test_arms_that_need_the_baselines_reply_come_last(llama):
+    oracle, ngram = Arm("oracle", Oracle(), 2), Arm("ngram", NGram(), 2)
+    measure(llama, oracle, ngram)
+    assert {r["order"] for r in oracle.steps} == {2}
+
+
+def test_a_second_turn_follows_the_baselines_reply(llama):
+    arm = Arm("ngram", NGram(), 2)
+    plain, outcome = measure(llama, arm)
+    second = next(t for t in outcome.turns if t.request.uid == "a/2")
+    reply = llama.tokenizer.decode(plain.replies["a/1"], skip_special_tokens=True)
+    text = llama.tokenizer.decode(second.request.tokens)
+    assert text == f"<s><turn>user: hello</s><turn>assistant: {reply}</s><turn>user: and again</s><turn>assistant: "
+
+
+def test_every_turn_is_decoded_once_by_every_arm(llama):
+    arm = Arm("ngram", NGram(), 2)
+    plain, outcome = measure(llama, arm, shared=settings(batch_size=2))
+    uids = [t.request.uid for t in outcome.turns]
+    assert uids == ["a/1", "b/1", "c/1", "a/2", "c/2"]
+    assert [t.batch for t in outcome.turns] == [0, 0, 1, 2, 2]
+    assert set(plain.replies) == set(arm.replies) == set(uids)
+    assert plain.replies == arm.replies
+
+
+def test_the_oracle_is_given_the_baselines_reply(llama):
+    arm = Arm("oracle", Oracle(), 3)
+    measure(llama, arm, shared=settings(batch_size=3, n=9))
+    assert all(r["accepted"] == r["proposed"] for r in arm.steps)
+
+
+def test_warm_up_is_not_measured_and_not_remembered(llama):
+    class Counting(NGram):
+        resets = 0
+
+        def reset(self):
+            self.resets += 1
+
+    arm = Arm("counting", Counting(), 2)
+    measure(llama, arm)
+    assert not any("warm-up" in r["uid"] for r in arm.steps)
+    assert arm.drafter.resets == 1
+
+
+class Failing(Drafter):
+    """Works until the prompt ``uid`` comes."""
+
+    def __init__(self, uid):
+        self.uid = uid
+
+    def propose(self, batch, k):
+        if any(r.uid == self.uid for r in batch.requests):
+            raise RuntimeError("no idea")
+        return Draft.empty(len(batch), batch.device)
+
+
+def test_a_failing_method_does_not_take_the_others_along(llama):
+    failing, fine = Arm("failing", Failing("b/1"), 2), Arm("ngram", NGram(), 2)
+    plain, outcome = measure(llama, failing, fine)
+    assert str(failing.error) == "no idea"
+    assert fine.error is None
+    assert len(fine.replies) == len(plain.replies) == len(outcome.turns)
+    assert "b/1" not in failing.replies
+
+
+def test_a_failing_baseline_fails_the_run(llama):
+    arm = Arm("baseline", Failing("a/1"), 0)
+    with pytest.raises(RunError, match="the baseline failed: no idea"):
+        compare(llama, CONVERSATIONS, arm, [], settings())
+
+
+def test_prompts_beyond_the_context_are_left_out_and_named(llama):
+    long = Conversation("long", "code", ("x" * 600, "more"))
+    _, outcome = measure(
+        llama, Arm("ngram", NGram(), 2), conversations=[long, *CONVERSATIONS], shared=settings(context=llama.context)
+    )
+    assert outcome.too_long == ["long/1", "long/2"]
+    assert len(outcome.turns) == 5
+
+
+def test_nothing_but_prompts_beyond_the_context_is_an_error(llama):
+    long = Conversation("long", "code", ("x" * 600,))
+    with pytest.raises(ConfigError, match="longer than the context of tiny-llama"):
+        measure(llama, conversations=[long], shared=settings(context=llama.context))
+
+
+@pytest.mark.parametrize("size", [0, -1, 65])
+def test_impossible_batch_sizes_are_refused(size):
+    with pytest.raises(ConfigError, match=f"batch_size={size}"):
+        settings(batch_size=size)
+
+
+def test_impossible_draft_lengths_are_refused(llama):
+    with pytest.raises(ConfigError, match="k=-1 is negative"):
+        Arm("ngram", NGram(), -1)
+    with pytest.raises(ConfigError, match="k=1 is above what drafter baseline can draft"):
+        dataclasses.replace(baseline(llama), k=1)
+
+
+def test_a_batch_of_64_runs_with_uneven_rows(llama):
+    conversations = [Conversation(str(i), "x", ("ab " * (1 + i % 9),)) for i in range(64)]
+    arm = Arm("ngram", NGram(), 3)
+    plain, _ = measure(llama, arm, conversations=conversations, shared=settings(comparison.MAX_BATCH, n=6))
+    assert plain.replies == arm.replies

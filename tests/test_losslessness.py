@@ -1,0 +1,101 @@
+import math
+
+import pytest
+import torch
+from conftest import plain_greedy, prompts, run, tiny
+
+from drafters.none import NoDrafter
+from specbench.drafting import Request
+from specbench.losslessness import Divergence, first_divergence, summarise
+from specbench.model import Output
+from specbench.sampling import Sampling
+from specbench.targets import load_tiny
+
+GREEDY, T1 = Sampling(), Sampling(temperature=1.0)
+
+
+@pytest.fixture
+def replied(llama):
+    prompt = prompts(llama, 1)[0]
+    return llama, prompt, plain_greedy(llama, prompt, 10)
+
+
+def judge(replied, reply, sampling=GREEDY):
+    lm, prompt, expected = replied
+    return first_divergence(lm, "p", prompt, expected, reply, sampling, 0)
+
+
+def test_equal_replies_have_no_divergence(replied):
+    assert judge(replied, list(replied[2])) is None
+
+
+def test_the_first_difference_is_found_with_its_margin(replied):
+    lm, prompt, expected = replied
+    wrong = [*expected[:4], (expected[4] + 1) % lm.vocab_size, *expected[5:]]
+    found = judge(replied, wrong)
+    with torch.inference_mode():
+        logits = lm.model(input_ids=torch.tensor([[*prompt, *expected[:4]]]), use_cache=False).logits[0, -1]
+    assert found.position == 4
+    assert found.margin == pytest.approx((logits[expected[4]] - logits[wrong[4]]).item(), abs=1e-4)
+
+
+def test_no_tie_is_forgiven_in_float32(replied):
+    expected = replied[2]
+    assert judge(replied, [*expected[:9], expected[9] + 1]).verdict == "mismatch"
+
+
+@pytest.mark.parametrize("reply", [[], "shorter", "longer"])
+def test_a_reply_of_other_length_is_a_mismatch(replied, reply):
+    expected = replied[2]
+    reply = {"shorter": expected[:5], "longer": [*expected, 7]}.get(reply, []) if isinstance(reply, str) else reply
+    found = judge(replied, reply)
+    assert found.verdict == "mismatch"
+    assert found.margin == math.inf
+
+
+def test_low_precision_forgives_a_near_tie_and_nothing_else(monkeypatch):
+    lm = load_tiny("llama", dtype="bfloat16")
+    prompt = prompts(lm, 1)[0]
+    forward = lm.forward
+
+    def with_logits(margin):
+        def patched(*args, **kwargs):
+            logits = torch.zeros_like(forward(*args, **kwargs).logits)
+            logits[..., 7] = 16.0
+            logits[..., 9] = 16.0 - margin
+            return Output(logits, None)
+
+        monkeypatch.setattr(lm, "forward", patched)
+        return first_divergence(lm, "p", prompt, [7], [9], GREEDY, 0)
+
+    # bfloat16 steps by 1/8 between 16 and 32: up to four of them are a tie
+    assert with_logits(0.375).verdict == "near-tie"
+    assert with_logits(0.5).verdict == "near-tie"
+    assert with_logits(0.75).verdict == "mismatch"
+
+
+def test_a_sampled_divergence_is_judged_by_the_noise():
+    lm = tiny("llama")
+    prompt = prompts(lm, 1)[0]
+    (reply,), _ = run(lm, NoDrafter(), [Request("p", prompt)], k=0, sampling=T1)
+    law = T1.law(lm.forward(torch.tensor([prompt]), lm.new_cache(1, 64), last_only=True).logits[0, -1])
+    far = (reply[0] + 40) % lm.vocab_size
+    found = first_divergence(lm, "p", prompt, reply, [far, *reply[1:]], T1, 0)
+    low, high = law[:far].sum().item(), law[: far + 1].sum().item()
+    assert found.verdict == "mismatch"
+    assert found.margin > 0
+    # the margin is the distance of the noise, which lies in the chosen token's interval, from the other's interval
+    chosen_low = law[: reply[0]].sum().item()
+    chosen_high = chosen_low + law[reply[0]].item()
+    nearest = min(abs(low - chosen_high), abs(chosen_low - high))
+    assert nearest - 1e-5 <= found.margin <= nearest + law[reply[0]].item() + 1e-5
+
+
+def test_summary_counts_each_kind():
+    tie, bad, end = Divergence(3, 0.1, 0.2), Divergence(1, 2.0, 0.2), Divergence(5, math.inf, 0.0)
+    found = summarise([None, None, tie, bad, end])
+    assert found["verdict"] == "mismatch"
+    assert (found["prompts"], found["equal"], found["near_ties"], found["mismatches"]) == (5, 2, 1, 2)
+    assert (found["largest_near_tie_margin"], found["largest_mismatch_margin"]) == (0.1, 2.0)
+    assert summarise([None, tie])["verdict"] == "near-tie"
+    assert summarise([None])["verdict"] == "equal"

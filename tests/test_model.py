@@ -1,0 +1,142 @@
+import pytest
+import torch
+from conftest import FAMILIES, mutated, tiny
+from torch import nn
+from transformers import AutoModelForCausalLM, Llama4TextConfig, MambaConfig
+
+from specbench.cache import RaggedCache
+from specbench.errors import ConfigError
+from specbench.model import CausalLM
+from specbench.prepack import PackedLinear
+from specbench.targets import byte_tokenizer
+
+
+def plain_logits(lm, row):
+    with torch.inference_mode():
+        return lm.model(input_ids=row[None], use_cache=False).logits[0]
+
+
+def ragged_rounds(lm, rounds=5, steps=4):
+    """Uneven acceptance with junk in the rejected slots; returns the largest error against plain forwards."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = [7, 19, 12]  # beyond gemma3's window of 8
+    text = torch.randint(3, lm.vocab_size, (3, 60), generator=generator)
+    cache = lm.new_cache(3, 64)
+    for row, length in enumerate(lengths):
+        lm.forward(text[row : row + 1, :length], cache, row=row)
+        cache.advance(torch.tensor(length), row=row)
+    worst = 0.0
+    for _ in range(rounds):
+        block = torch.stack([text[row, length : length + steps] for row, length in enumerate(lengths)])
+        right = torch.randint(1, steps + 1, (3,), generator=generator)
+        junk = torch.randint(3, lm.vocab_size, block.shape, generator=generator)
+        block = torch.where(torch.arange(steps) < right[:, None], block, junk)
+        logits = lm.forward(block, cache).logits
+        for row, length in enumerate(lengths):
+            expected = plain_logits(lm, torch.cat([text[row, :length], block[row]]))[length:]
+            worst = max(worst, (logits[row] - expected).abs().max().item())
+        cache.advance(right)
+        lengths = [length + int(r) for length, r in zip(lengths, right, strict=True)]
+    return worst
+
+
+def test_uneven_rows_agree_with_plain_forwards(lm):
+    assert ragged_rounds(lm) < 1e-4
+
+
+def test_an_open_window_is_noticed(monkeypatch):
+    lm = tiny("gemma3")
+    monkeypatch.setattr(lm, "_masks", dict.fromkeys(lm._masks))
+    assert ragged_rounds(lm) > 1e-2
+
+
+def test_a_mask_that_shows_one_slot_too_many_is_noticed(llama, monkeypatch):
+    leaky = mutated(CausalLM._attention_mask, ("distance >= 0", "distance >= -1"))
+    monkeypatch.setattr(llama, "_attention_mask", leaky.__get__(llama))
+    assert ragged_rounds(llama) > 1e-2
+
+
+def test_taps_are_residual_streams_counted_from_the_embeddings(lm):
+    tokens = torch.randint(3, lm.vocab_size, (2, 9))
+    depth = len(lm.blocks)
+    taps = lm.forward(tokens, lm.new_cache(2, 16), taps=range(depth + 1)).taps
+    with torch.inference_mode():
+        states = lm.model(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
+    for i in range(depth):
+        assert torch.allclose(taps[:, :, i], states[i], atol=1e-4)
+    # Hugging Face's last state is after the final norm; ours is before
+    norm = getattr(lm.model.base_model, "norm", None) or lm.model.base_model.final_layer_norm
+    assert not torch.allclose(taps[:, :, depth], states[depth], atol=1e-2)
+    assert torch.allclose(norm(taps[:, :, depth]), states[depth], atol=1e-4)
+
+
+def test_head_of_the_normed_last_tap_gives_the_logits(llama):
+    tokens = torch.randint(3, llama.vocab_size, (1, 5))
+    output = llama.forward(tokens, llama.new_cache(1, 8), taps=(len(llama.blocks),))
+    assert torch.allclose(llama.head(llama.model.model.norm(output.taps[:, :, 0])), output.logits, atol=1e-5)
+
+
+def test_a_tap_that_does_not_exist_is_refused(llama):
+    with pytest.raises(ConfigError, match=r"taps 0\.\.3"):
+        llama.forward(torch.tensor([[5]]), llama.new_cache(1, 4), taps=(4,))
+
+
+def test_last_only_gives_the_last_logits(lm):
+    tokens = torch.randint(3, lm.vocab_size, (1, 6))
+    whole = lm.forward(tokens, lm.new_cache(1, 8)).logits
+    last = lm.forward(tokens, lm.new_cache(1, 8), last_only=True).logits
+    assert last.shape == (1, 1, lm.vocab_size)
+    assert torch.allclose(last[:, 0], whole[:, -1], atol=1e-5)
+
+
+def test_a_row_past_its_slots_is_an_error(llama):
+    with pytest.raises(ValueError, match="5 cache slots"):
+        llama.forward(torch.ones(1, 5, dtype=torch.long), llama.new_cache(1, 4))
+
+
+SMALL = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+
+
+def test_recurrent_state_is_refused_with_the_reason():
+    model = AutoModelForCausalLM.from_config(MambaConfig(**SMALL, state_size=4))
+    with pytest.raises(ConfigError, match="recurrent state, which cannot be rolled back"):
+        CausalLM(model, byte_tokenizer(), name="mamba")
+
+
+def test_unknown_attention_is_refused_with_the_reason():
+    config = Llama4TextConfig(**SMALL, num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_local_experts=2)
+    with pytest.raises(ConfigError, match="chunked_attention"):
+        CausalLM(AutoModelForCausalLM.from_config(config), byte_tokenizer(), name="llama4")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_that_does_not_roll_back_is_refused_at_load(family, monkeypatch):
+    stale = mutated(
+        RaggedCache.update,
+        (
+            "keys[rows, :, self._slot_ids] = key_states.transpose(1, 2)",
+            "keys[rows, :, self._slot_ids] += key_states.transpose(1, 2)",
+        ),
+    )
+    monkeypatch.setattr(RaggedCache, "update", stale)
+    lm = tiny(family)
+    with pytest.raises(ConfigError, match="cannot take tokens back"):
+        CausalLM(lm.model, lm.tokenizer, name="stale")
+
+
+def test_chat_template_writes_the_only_begin_token(llama):
+    ids = llama.encode([{"role": "user", "content": "hi"}])
+    assert ids.count(llama.tokenizer.bos_token_id) == 1
+    assert llama.tokenizer.decode(ids) == "<s><turn>user: hi</s><turn>assistant: "
+
+
+def test_a_base_model_takes_raw_text(llama, monkeypatch):
+    monkeypatch.setattr(llama.tokenizer, "chat_template", None)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert llama.tokenizer.decode(llama.encode(messages)) == "a\n\nb"
+
+
+def test_packed_weights_compute_the_same():
+    linear = nn.Linear(48, 80, dtype=torch.bfloat16)
+    x = torch.randn(3, 5, 48, dtype=torch.bfloat16)
+    assert torch.allclose(PackedLinear(linear)(x), linear(x), atol=1e-2)

@@ -1,0 +1,45 @@
+"""What README shows works as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specbench import metrics
+from specbench.__main__ import main
+
+PROJECT = Path(__file__).parent.parent
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+
+
+def block(language):
+    return re.search(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)[1]
+
+
+def test_the_example_drafter_runs(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mydrafters.py").write_text(block("python"))
+    (tmp_path / "conf/drafter").mkdir(parents=True)
+    (tmp_path / "conf/drafter/again.yaml").write_text(block("yaml"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["--config-dir", "conf", "drafter=again", "k=2", "target=tiny", "dtype=float32", "dataset.limit=4"]
+    monkeypatch.setattr("sys.argv", ["specbench"])
+    assert main([*command, "max_new_tokens=8"]) == 0
+    assert "again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", metrics.DEFINITIONS)
+def test_every_metric_is_explained(name):
+    assert f"`{name}`" in README
+
+
+def test_linked_files_exist():
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (PROJECT / link).exists(), link
+
+
+def test_the_table_is_that_of_the_reference_results():
+    table = (PROJECT / "results/reference/quick/table.md").read_text(encoding="utf-8")
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert len(rows) > 3
+    assert all(row in README for row in rows)

@@ -1,0 +1,101 @@
+"""On the real default model. Fetches it once (92 MB)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from drafters.ngram import NGram
+from drafters.none import NoDrafter
+from drafters.oracle import Oracle
+from drafters.small_lm import SmallLM
+from drafters.suffix import Suffix
+from specbench.__main__ import conf_dir
+from specbench.drafting import Request
+from specbench.prompts import load_builtin
+from specbench.sampling import Sampling
+from specbench.stopping import StopRule
+
+pytestmark = pytest.mark.slow
+NEW = 24
+
+
+def load(dtype):
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("config", overrides=["target=smollm2", f"dtype={dtype}", "device=cpu"])
+    return instantiate(cfg.target)
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return load("float32")
+
+
+@pytest.fixture(scope="module")
+def stop(smollm2):
+    return StopRule(NEW, token_ids=smollm2.eos_ids, context=smollm2.context)
+
+
+@pytest.fixture(scope="module")
+def requests(smollm2, stop):
+    """Sixteen prompts, two of a kind, with plain decoding's replies."""
+    made = []
+    for conversation in load_builtin(limit=16).conversations:
+        tokens = smollm2.encode([{"role": "user", "content": conversation.turns[0]}])
+        (reply,), _ = run(smollm2, NoDrafter(), [Request(conversation.id, tokens)], k=0, stop=stop)
+        made.append(Request(conversation.id, tokens, reply))
+    return made
+
+
+def test_plain_decoding_is_hugging_faces_greedy(smollm2, requests):
+    for request in requests[:4]:
+        ids = torch.tensor([request.tokens])
+        with torch.inference_mode():
+            whole = smollm2.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW
+            )
+        assert whole[0, len(request.tokens) :].tolist() == list(request.reference)
+
+
+@pytest.mark.parametrize(("make", "batch"), [(NGram, 4), (Suffix, 4), (Oracle, 1)], ids=["ngram", "suffix", "oracle"])
+def test_greedy_text_is_that_of_plain_decoding(smollm2, requests, stop, make, batch):
+    """In batches too: uneven rows say what each says alone."""
+    for start in range(0, len(requests), batch):
+        together = requests[start : start + batch]
+        replies, _ = run(smollm2, make(), together, stop=stop)
+        assert replies == [list(r.reference) for r in together]
+
+
+def test_oracle_commits_k_plus_one_tokens_a_pass(smollm2, requests, stop):
+    _, steps = run(smollm2, Oracle(), requests[:1], stop=stop)
+    assert all(len(s.committed[0]) == 5 for s in steps[1:-1])
+
+
+def test_a_sampled_draft_model_is_accepted_in_full_by_its_twin(smollm2, requests, stop):
+    drafter = SmallLM(smollm2, proposal="sample")
+    _, steps = run(smollm2, drafter, requests[:1], k=3, sampling=Sampling(temperature=1.0), stop=stop)
+    accepted, proposed = sum(s.accepted[0] for s in steps), sum(s.proposed[0] for s in steps)
+    assert accepted / proposed > 0.97  # p = q but for rounding
+
+
+def test_the_chat_template_is_applied_once(smollm2):
+    ids = smollm2.encode([{"role": "user", "content": "hi"}])
+    text = smollm2.tokenizer.decode(ids)
+    assert text.startswith("<|im_start|>system\n")
+    assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert text.count("<|im_start|>") == 3
+
+
+def test_weights_are_kept_so_that_the_next_load_makes_nothing(smollm2, monkeypatch):
+    from specbench import packaged
+
+    def fail(*_):
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(packaged, "_dequantise", fail)
+    again = load("bfloat16")
+    assert again.files == smollm2.files
+    assert Path(packaged.cache_home()).exists()
