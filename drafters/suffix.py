@@ -51,24 +51,36 @@ class SuffixTree:
         """The text is over: what is fed next does not follow it."""
         self._open = []
 
-    def best_path(self, suffix: list[int], k: int, factor: float, min_probability: float) -> tuple[float, list[int]]:
-        """The path of at most ``k`` tokens with the highest expected accepted length, over all suffixes of ``suffix``
-        that occur: (expected length, tokens). A match of m tokens drafts at most ``factor * m``."""
-        best: tuple[float, list[int]] = (0.0, [])
-        for start in range(max(0, len(suffix) - self.depth + 1), len(suffix)):
-            node = self._find(suffix[start:])
-            if node is not None:
-                length = min(k, max(1, int(factor * (len(suffix) - start))))
-                found = _most_frequent_path(node, length, min_probability)
-                if found[0] > best[0]:
-                    best = found
-        return best
+    def open_matches(self) -> list[tuple[int, Node]]:
+        """Suffixes of the text fed so far that this tree holds, longest first: (length, node)."""
+        return [(len(self._open) - i, node) for i, node in enumerate(self._open)]
 
-    def _find(self, tokens: list[int]) -> Node | None:
-        node: Node | None = self.root
-        for token in tokens:
-            node = node.children.get(token) if node else None
-        return node
+    def matches(self, suffix: list[int]) -> list[tuple[int, Node]]:
+        """The same for a text that was not fed here, of which ``suffix`` is the end."""
+        found = []
+        for start in range(max(0, len(suffix) - self.depth + 1), len(suffix)):
+            node: Node | None = self.root
+            for token in suffix[start:]:
+                node = node.children.get(token) if node else None
+            if node is not None:
+                found.append((len(suffix) - start, node))
+        return found
+
+
+def best_path(
+    matches: list[tuple[int, Node]], k: int, factor: float, min_probability: float
+) -> tuple[float, list[int]]:
+    """The path of at most ``k`` tokens from one of ``matches`` with the highest expected accepted length, the longer
+    match where two promise the same: (expected length, tokens). A match of m tokens drafts at most ``factor * m``."""
+    best: tuple[float, list[int]] = (0.0, [])
+    for length, node in matches:
+        longest = min(k, max(1, int(factor * length)))
+        if best[0] >= longest:  # shorter matches draft no longer, so none can promise more
+            break
+        found = _most_frequent_path(node, longest, min_probability)
+        if found[0] > best[0]:
+            best = found
+    return best
 
 
 def _most_frequent_path(node: Node, length: int, min_probability: float) -> tuple[float, list[int]]:
@@ -139,7 +151,8 @@ class Suffix(Drafter):
         text = batch.text(row)
         self._trees[row].extend(text[self._fed[row] :].tolist())
         self._fed[row] = len(text)
-        suffix = text[-self.depth :].tolist()
-        trees = [self._trees[row], self._past] if self.stateful else [self._trees[row]]
-        paths = [tree.best_path(suffix, k, self.factor, self.min_probability) for tree in trees]
+        matches = [self._trees[row].open_matches()]
+        if self.stateful:
+            matches.append(self._past.matches(text[-self.depth :].tolist()))
+        paths = [best_path(found, k, self.factor, self.min_probability) for found in matches]
         return list(cut_at_end(max(paths, key=lambda path: path[0])[1], self._end_ids))

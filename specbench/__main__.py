@@ -32,9 +32,13 @@ from specbench.runner import Cell, Plan, run
 from specbench.stopping import StopRule
 
 OK, FAILED, BAD_CONFIG = 0, 1, 2
+GROUPS = ("target", "drafter", "dataset", "sampling")
 WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed")
 # how a run is carried out, not what it measures; precision and device enter the record as what they resolved to
+WRONG_QUESTION = (ConfigError, HydraException, OmegaConfBaseException)
 NOT_ASKED = ("results_dir", "force", "compare", "drafter", "dtype", "device")
+
+SETTINGS = (*GROUPS, *WHOLE_NUMBERS, "dtype", "device", "stop", "compare", "results_dir", "force")
 
 out, err = Console(), Console(stderr=True)
 
@@ -48,6 +52,9 @@ def conf_dir() -> Path:
 
 def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
     """Run what the configuration asks for and print its table; returns the records."""
+    for name in cfg:
+        if name not in SETTINGS:
+            raise ConfigError(f"{name} is no setting. {nearest(str(name), SETTINGS)}")
     for name in WHOLE_NUMBERS:
         if type(cfg[name]) is not int:
             raise ConfigError(f"{name}={cfg[name]} is not a whole number")
@@ -57,7 +64,7 @@ def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
     prompts: PromptSet = _make(cfg.dataset)
     target: CausalLM = _make(cfg.target)
     for cell in cells:
-        cell.arm.drafter.bind(target)
+        _bind(cell.arm, target)
     stop = StopRule(
         cfg.max_new_tokens,
         token_ids=target.eos_ids | frozenset(cfg.stop.token_ids),
@@ -76,21 +83,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         sys.argv[1:] = arguments
     _quiet()
-    records: list[dict[str, Any]] = []
+    codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def task(cfg: DictConfig) -> None:
-        records.extend(run_cells(cfg))
+        # caught here as well as below: of a sweep the other cells go on, and Hydra adds no words of its own
+        try:
+            failed = any(record["status"] != "ok" for record in run_cells(cfg))
+            codes.append(FAILED if failed else OK)
+        except RunError as error:
+            codes.append(_fail(str(error), FAILED))
+        except WRONG_QUESTION as error:
+            codes.append(_fail(_explain(error), BAD_CONFIG))
 
     try:
         task()
-    except RunError as error:
-        return _fail(str(error), FAILED)
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+    except WRONG_QUESTION as error:
         return _fail(_explain(error), BAD_CONFIG)
     except KeyboardInterrupt:
         return _fail("interrupted; finished cells are kept, this one runs again next time", FAILED)
-    return FAILED if any(record["status"] != "ok" for record in records) else OK
+    return max(codes, default=OK)
 
 
 def _cells(cfg: DictConfig) -> list[Cell]:
@@ -100,15 +112,24 @@ def _cells(cfg: DictConfig) -> list[Cell]:
     assert isinstance(shared, dict)
     asked = {str(key): value for key, value in shared.items() if key not in NOT_ASKED}
     asked["target"] = {key: value for key, value in asked["target"].items() if key not in NOT_ASKED}
-    named = {str(choices["drafter"]): cfg.drafter, **cfg.compare}
     cells = []
-    for name, drafter_config in named.items():
+    for name, drafter_config in [(str(choices["drafter"]), cfg.drafter), *cfg.compare.items()]:
         drafter = _make(drafter_config)
         # a drafter that drafts nothing is the same cell at every k
         k = min(cfg.k, 0) if drafter.max_k == 0 else cfg.k
         config = {**asked, "k": k, "drafter": OmegaConf.to_container(drafter_config, resolve=True)}
         cells.append(Cell(Arm(name, drafter, k), config))
     return cells
+
+
+def _bind(arm: Arm, target: CausalLM) -> None:
+    """Bind a drafter. One that does not fit is a wrong question; one that breaks is a failed run among others."""
+    try:
+        arm.drafter.bind(target)
+    except ConfigError:
+        raise
+    except Exception as error:
+        arm.error = error
 
 
 def _make(config: DictConfig) -> Any:
@@ -124,7 +145,11 @@ def _make(config: DictConfig) -> Any:
 
 
 def _report(records: list[dict[str, Any]], results_dir: Path) -> None:
+    out.print(" · ".join(tables.title(records)), style="bold", highlight=False, soft_wrap=True)
     out.print(tables.terminal(records))
+    for record in records:
+        if record["status"] != "ok":
+            _fail(f"{record['drafter']['name']} failed: {record['error']}", FAILED)
     if len(records) == 1 and records[0]["status"] == "ok":
         out.print(tables.terminal_by_category(records[0]))
         for note in _notes(records[0]):
@@ -151,6 +176,9 @@ def _explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return f"{group}={name} is unknown. {nearest(name, error.options)}"
+    unknown = re.match(r"Could not override '(\w+)'", text)
+    if unknown:
+        return f"{unknown[1]} is no setting. {nearest(unknown[1], SETTINGS)}"
     missing = re.search(r"Missing mandatory value: (\S+)", text)
     if missing:
         return f"{missing[1]} must be given: {missing[1]}=VALUE"

@@ -200,9 +200,13 @@ def _rows(step: Step, requests: Sequence[Request], batch: int, place: int) -> li
 def _warm_up(target: CausalLM, arms: Sequence[Arm], settings: Settings) -> None:
     """Run every arm briefly on a prompt that is not measured, so that no first-call cost falls on a measured one."""
     tokens = target.tokenizer(WARM_UP_TEXT).input_ids
+    if target.context is not None:
+        tokens = tokens[: max(1, target.context - WARM_UP_TOKENS)]
     stop = StopRule(max_new_tokens=WARM_UP_TOKENS, context=target.context)
     replies: dict[str, list[int]] = {}
     for arm in arms:
+        if arm.error is not None:
+            continue
         uids = [f"warm-up-{row}" for row in range(settings.batch_size)]
         requests = [Request(uid, tokens, replies.get(uid)) for uid in uids]
         try:

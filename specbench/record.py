@@ -7,11 +7,13 @@
 Everything shown anywhere is computed from these files.
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ SCHEMA_VERSION = 1
 RUN = "run.json"
 STEPS = "steps.parquet"
 PROMPTS = "prompts.parquet"
+REPLACE_ATTEMPTS = 10
 
 
 def run_id(question: Mapping[str, Any]) -> str:
@@ -39,8 +42,9 @@ def read(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder} holds no {RUN}, so it is no record of a run") from error
     except ValueError as error:
         raise ConfigError(f"{folder / RUN} is not JSON: {error}") from error
-    if run.get("schema_version") != SCHEMA_VERSION:
-        raise ConfigError(f"{folder} has schema version {run.get('schema_version')}; this code reads {SCHEMA_VERSION}")
+    version = run.get("schema_version") if isinstance(run, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ConfigError(f"{folder} has schema version {version}; this code reads {SCHEMA_VERSION}")
     return run
 
 
@@ -73,14 +77,15 @@ def write(
     complete. Raises RunError if the disk does not take it; then nothing half-written remains."""
     folder = results_dir / run["id"]
     scratch = results_dir / f".{run['id']}.{os.getpid()}"
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **run}, indent=1, ensure_ascii=False, allow_nan=False)
     try:
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
+        results_dir.mkdir(parents=True, exist_ok=True)
+        _sweep(results_dir, run["id"])
+        scratch.mkdir()
         if steps is not None:
             steps.to_parquet(scratch / STEPS, index=False)
         if prompts is not None:
             prompts.to_parquet(scratch / PROMPTS, index=False)
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **run}, indent=1, ensure_ascii=False, allow_nan=False)
         (scratch / RUN).write_text(text, encoding="utf-8")
         _sync(scratch)
         _replace(scratch, folder)
@@ -88,6 +93,23 @@ def write(
         shutil.rmtree(scratch, ignore_errors=True)
         raise RunError(f"could not write the record to {folder}: {error.strerror or error}") from error
     return folder
+
+
+def _sweep(results_dir: Path, id_: str) -> None:
+    """Remove what processes that no longer live left half-written for this id."""
+    for leftover in results_dir.glob(f".{id_}.*"):
+        if leftover.name.split(".")[2] == str(os.getpid()) or not _alive(int(leftover.name.split(".")[2])):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, but alive
+    return True
 
 
 def _sync(folder: Path) -> None:
@@ -98,13 +120,18 @@ def _sync(folder: Path) -> None:
 
 
 def _replace(scratch: Path, folder: Path) -> None:
-    """Put ``scratch`` in the place of ``folder``. A folder that holds files cannot be renamed over, so the old one is
-    first moved aside; its run.json goes first, so that a crash in between leaves no record rather than a stale one."""
-    if folder.exists():
-        old = scratch.with_name(scratch.name + ".old")
-        (folder / RUN).unlink(missing_ok=True)
-        folder.rename(old)
-        scratch.rename(folder)
+    """Put ``scratch`` in the place of ``folder``. A folder that holds files cannot be renamed over, so an old one is
+    first moved aside; its run.json goes first, so that a crash in between leaves no record rather than a stale one.
+    Another process may do the same at the same moment; then the later one stays."""
+    old = scratch.with_name(scratch.name + ".old")
+    for attempt in range(REPLACE_ATTEMPTS):
+        try:
+            scratch.rename(folder)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == REPLACE_ATTEMPTS - 1:
+                raise
+        with suppress(FileNotFoundError):  # the other process was quicker
+            (folder / RUN).unlink(missing_ok=True)
+            folder.rename(old)
         shutil.rmtree(old, ignore_errors=True)
-    else:
-        scratch.rename(folder)

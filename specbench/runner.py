@@ -26,6 +26,10 @@ class Cell:
     arm: Arm
     config: Mapping[str, Any]
 
+    def describe_drafter(self) -> dict[str, Any]:
+        """Facts of the drafter; none if it could not even be bound to the target."""
+        return {} if self.arm.error is not None else self.arm.drafter.describe()
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -46,7 +50,7 @@ class Plan:
             "dtype": str(self.target.dtype),
             "device": self.target.device.type,
             "dataset_sha256": self.prompts.sha256,
-            "drafter": cell.arm.drafter.describe(),
+            "drafter": cell.describe_drafter(),
         }
 
 
@@ -93,7 +97,7 @@ def _run_cells(
             "config": cell.config,
             "conventions": metrics.DEFINITIONS,
             "target": _describe_target(plan.target),
-            "drafter": {"name": cell.arm.name, "k": cell.arm.k, **cell.arm.drafter.describe()},
+            "drafter": {"name": cell.arm.name, "k": cell.arm.k, **cell.describe_drafter()},
             "stateful_drafter": cell.arm.drafter.stateful,
             "dataset": {"name": plan.prompts.name, "sha256": plan.prompts.sha256},
             "interleaved_with": [arm.name for arm in arms if arm is not cell.arm],

@@ -74,12 +74,8 @@ class Sampling:
             kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
             scores = scores.masked_fill(scores < kth, -torch.inf)
         if self.top_p < 1:
-            ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-            probs = ordered.softmax(dim=-1)
-            # keep the shortest head whose mass reaches top_p: a token goes if the mass before it already does
-            beyond = probs.cumsum(dim=-1) - probs >= self.top_p
-            beyond[..., 0] = False
-            scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+            probs = scores.softmax(dim=-1)
+            scores = scores.masked_fill(probs < _nucleus_edge(probs, self.top_p), -torch.inf)
         if self.min_p > 0:
             probs = scores.softmax(dim=-1)
             scores = scores.masked_fill(probs < self.min_p * probs.amax(dim=-1, keepdim=True), -torch.inf)
@@ -95,7 +91,7 @@ class Sampling:
     def choose(self, logits: Tensor, noise: Tensor | None, seen: Tensor | None = None) -> Tensor:
         """Next tokens [N]: the argmax, or a draw from the law with uniform ``noise`` [N]."""
         if self.greedy:
-            return self.scores(logits, seen).argmax(dim=-1)
+            return (self.scores(logits, seen) if self.needs_history else logits).argmax(dim=-1)
         if noise is None:
             raise ValueError("sampling needs noise")
         return draw(self.law(logits, seen), noise)
@@ -106,12 +102,28 @@ def draw(law: Tensor, noise: Tensor) -> Tensor:
 
     Tokens of probability 0 are never drawn.
     """
-    cdf = law.double().cumsum(dim=-1)
-    level = noise.unsqueeze(-1).double() * cdf[..., -1:]
-    # the last token of positive mass bounds the answer, should rounding carry `level` up to the total
-    last = (cdf < cdf[..., -1:]).sum(dim=-1)
-    return torch.minimum(torch.searchsorted(cdf, level, right=True).squeeze(-1), last)
+    cdf = law.cumsum(dim=-1, dtype=torch.float64)
+    total = cdf[..., -1:]
+    # rounding may carry the level up to the total, which only impossible tokens exceed
+    level = torch.minimum(noise.unsqueeze(-1).double() * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cdf, level, right=True).squeeze(-1)
 
+
+def _nucleus_edge(probs: Tensor, top_p: float) -> Tensor:
+    """Probability [N, 1] of the least likely token of the nucleus: the fewest most likely tokens whose mass reaches
+    ``top_p``. Tokens tied with it are all kept, so that the nucleus does not depend on the order of a sort."""
+    size = min(NUCLEUS_GUESS, probs.shape[-1])
+    while True:
+        head = probs.topk(size, dim=-1).values  # descending
+        mass = head.cumsum(dim=-1)
+        if size == probs.shape[-1] or bool((mass[..., -1] >= top_p).all()):
+            # a token is needed while the mass before it falls short
+            needed = (mass - head < top_p).sum(dim=-1, keepdim=True)
+            return head.gather(-1, needed - 1)
+        size = min(8 * size, probs.shape[-1])
+
+
+NUCLEUS_GUESS = 256  # tokens; most nuclei are smaller, and finding so many is far cheaper than a full sort
 
 PURPOSES = ("target", "accept", "draft")
 

@@ -51,11 +51,10 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
 
 
 def row(run: Run) -> list[str]:
-    """The cells of one run under ``COLUMNS``; a failed run shows why."""
+    """The cells of one run under ``COLUMNS``."""
     name, k = run["drafter"]["name"], str(run["drafter"]["k"])
     if run["status"] != "ok":
-        reason = str(run["error"]).splitlines()[0]
-        return [name, k, "–", "–", "–", "–", "–", f"failed: {reason}"]
+        return [name, k, "–", "–", "–", "–", "–", "failed"]
     measured = run["metrics"]
     return [name, k, *_numbers(measured), _verdict(measured["lossless"])]
 
@@ -72,28 +71,30 @@ def baseline_speed(runs: Sequence[Run]) -> float | None:
 
 def terminal(runs: Sequence[Run]) -> Table:
     """One group of runs as a table for the terminal."""
-    table = _table(" · ".join(_title(runs)), COLUMNS)
+    table = _table(COLUMNS)
     for run in runs:
         table.add_row(*row(run), style="red" if run["status"] != "ok" else None)
     speed = baseline_speed(runs)
     if speed is not None:
-        table.caption = f"speedup over plain decoding ({speed:.1f} tokens/s) of the same prompts, interleaved"
+        table.caption = f"speedup over plain decoding of the same prompts, interleaved ({speed:.1f} tokens/s)"
     return table
 
 
 def terminal_by_category(run: Run) -> Table:
     """One run's categories as a table for the terminal."""
-    table = _table(f"{run['drafter']['name']} by category", CATEGORY_COLUMNS)
+    table = _table(CATEGORY_COLUMNS)
     for cells in category_rows(run):
         table.add_row(*cells)
     return table
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """One group of runs as a Markdown table, with its setting, machine and the ids of the runs it came from."""
-    lines = [" · ".join(_title(runs)), "", "| " + " | ".join(COLUMNS) + " |"]
+    """One group of runs as a Markdown table, with its setting, machine and the ids of the runs it came from; failed
+    runs say why below it."""
+    lines = [" · ".join(title(runs)), "", "| " + " | ".join(COLUMNS) + " |"]
     lines.append("|" + "|".join("---" if c in TEXT else "---:" for c in COLUMNS) + "|")
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row(run)) + " |" for run in runs]
+    lines += [f"\n{run['drafter']['name']} failed: {run['error']}" for run in runs if run["status"] != "ok"]
     origin = runs[0]["provenance"]
     commit = (origin["git"] or {}).get("commit")
     code = f"commit {commit[:10]}" if commit else f"specbench {origin['specbench']}"
@@ -109,15 +110,15 @@ def markdown(runs: Sequence[Run]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title_justify="left")
-    table.caption_justify = "left"
+def _table(columns: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, caption_justify="left")  # 80 columns suffice
     for column in columns:
         table.add_column(column, justify="left" if column in TEXT else "right", no_wrap=True)
     return table
 
 
-def _title(runs: Sequence[Run]) -> tuple[str, ...]:
+def title(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The setting that a group of runs shares."""
     return setting(next((run for run in runs if run["status"] == "ok"), runs[0]))
 
 

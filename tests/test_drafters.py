@@ -9,7 +9,7 @@ from drafters.none import NoDrafter
 from drafters.oracle import Oracle
 from drafters.scripted import Scripted
 from drafters.small_lm import SmallLM, fit_vocabulary
-from drafters.suffix import Suffix, SuffixTree
+from drafters.suffix import Suffix, SuffixTree, best_path
 from specbench.drafting import Request
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
@@ -94,20 +94,26 @@ def test_suffix_does_not_run_over_the_end_of_a_text():
 
 def test_suffix_follows_the_most_frequent_child():
     made = tree([1, 2, 5, 1, 2, 6, 1, 2, 6])
-    expected, path = made.best_path([1, 2], 1, factor=9, min_probability=0)
+    expected, path = best_path(made.matches([1, 2]), 1, factor=9, min_probability=0)
     assert path == [6]
     assert expected == pytest.approx(2 / 3)
 
 
 def test_suffix_stops_where_the_path_becomes_unlikely():
     made = tree([1, 2, 5], [1, 2, 6], [1, 2, 6])
-    assert made.best_path([1], 3, factor=9, min_probability=0.9) == (1.0, [2])
+    assert best_path(made.matches([1]), 3, factor=9, min_probability=0.9) == (1.0, [2])
 
 
 def test_suffix_drafts_longer_after_longer_matches():
     made = tree([1, 2, 3, 4, 5, 6])
-    assert made.best_path([9, 2], 4, factor=1, min_probability=0)[1] == [3]
-    assert made.best_path([1, 2], 4, factor=1, min_probability=0)[1] == [3, 4]
+    assert best_path(made.matches([9, 2]), 4, factor=1, min_probability=0)[1] == [3]
+    assert best_path(made.matches([1, 2]), 4, factor=1, min_probability=0)[1] == [3, 4]
+
+
+def test_suffixes_of_the_fed_text_are_found_without_looking():
+    made = SuffixTree(4)
+    made.extend([1, 2, 1, 2, 3, 1, 2])
+    assert made.open_matches() == made.matches([1, 2, 3, 1, 2])
 
 
 def drafted(lm, drafter, *names):

@@ -1,5 +1,6 @@
 """On the real default model. Fetches it once (92 MB)."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def load(dtype):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("config", overrides=["target=smollm2", f"dtype={dtype}", "device=cpu"])
     return instantiate(cfg.target)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_cores():
+    few = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(few)
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,17 @@
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from specbench.errors import ConfigError
+
+# local files of a hub data set, by preference: a clone may hold descriptions in JSON beside its parquet
+TABLE_KINDS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 
 @dataclass(frozen=True)
@@ -75,22 +79,22 @@ def load_builtin(limit: int | None = None, seed: int = 0) -> PromptSet:
     conversations = []
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".jsonl"):
-            conversations += _parse_lines(file.read_text(encoding="utf-8").splitlines(), file.name, file.name)
+            conversations += _parse_lines(file.read_text(encoding="utf-8"), file.name, file.name)
     return PromptSet("builtin", tuple(conversations)).sample(limit, seed)
 
 
 def load_jsonl(path: str | None, limit: int | None = None, seed: int = 0) -> PromptSet:
     """A file with one JSON object a line: "turns" (list of texts, or one text), and where known "id", "category"
     and "reference"."""
-    file = _existing(path, "dataset=jsonl dataset.path=FILE")
-    conversations = _parse_lines(file.read_text(encoding="utf-8").splitlines(), str(file), file.stem)
+    file = _existing(path, "dataset=jsonl dataset.path=FILE", folder=False)
+    conversations = _parse_lines(_text(file), str(file), file.stem)
     return PromptSet(file.stem, tuple(conversations)).sample(limit, seed)
 
 
 def load_spec_bench(path: str | None, limit: int | None = None, seed: int = 0) -> PromptSet:
     """Spec-Bench's question file (Xia et al. 2024): question_id, category, turns, reference."""
-    file = _existing(path, "dataset=spec_bench dataset.path=.../question.jsonl")
-    conversations = _parse_lines(file.read_text(encoding="utf-8").splitlines(), str(file), "spec_bench", "question_id")
+    file = _existing(path, "dataset=spec_bench dataset.path=.../question.jsonl", folder=False)
+    conversations = _parse_lines(_text(file), str(file), "spec_bench", "question_id")
     return PromptSet("spec_bench", tuple(conversations)).sample(limit, seed)
 
 
@@ -98,7 +102,7 @@ def load_table(
     name: str,
     hub_id: str,
     split: str,
-    turns: str,
+    turns: str | Sequence[str],
     subset: str | None = None,
     reference: str | None = None,
     category: str | None = None,
@@ -108,30 +112,27 @@ def load_table(
 ) -> PromptSet:
     """A data set of the Hugging Face hub, or a local file or folder in its format (parquet, json, jsonl, csv).
 
-    turns: a format string over the columns ("{question}"), or the name of a column that holds a list of turns.
+    turns: a format string over the columns ("{question}"); or the name of a column that holds a list of turns, or one;
+    or a list of columns whose texts, where not empty, are joined by blank lines.
     reference, category: names of columns; a category that is no column is taken as it stands.
     """
-    rows = _local_rows(path) if path else _hub_rows(hub_id, subset, split)
+    rows = _local_rows(path, split) if path else _hub_rows(hub_id, subset, split)
     conversations = []
     for index, row in enumerate(rows):
-        try:
-            asked = row[turns] if turns in row else turns.format_map(row)
-        except KeyError as error:
-            raise ConfigError(
-                f"data set {name} has no column {error}; it has {', '.join(sorted(row))}. Set dataset.turns"
-            ) from error
+        asked = _fill(turns, row, name)
         label = str(row[category]) if category in row else (category or name)
         answer = row.get(reference) if reference else None
-        asked = [asked] if isinstance(asked, str) else asked
         conversations.append(
-            Conversation(f"{name}-{index:05d}", label, tuple(asked), None if answer is None else str(answer))
+            Conversation(
+                f"{name}-{index:05d}", label, asked, _as_text(answer) if answer not in (None, "", []) else None
+            )
         )
     return PromptSet(name, tuple(conversations)).sample(limit, seed)
 
 
-def _parse_lines(lines: Iterable[str], file: str, name: str, id_field: str = "id") -> list[Conversation]:
+def _parse_lines(text: str, file: str, name: str, id_field: str = "id") -> list[Conversation]:
     conversations = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON may hold other line separators
         if not line.strip():
             continue
         try:
@@ -154,32 +155,61 @@ def _parse_lines(lines: Iterable[str], file: str, name: str, id_field: str = "id
     return conversations
 
 
+def _fill(turns: str | Sequence[str], row: dict[str, Any], name: str) -> tuple[str, ...]:
+    """The turns of a row; see ``load_table``."""
+    try:
+        if not isinstance(turns, str):
+            return ("\n\n".join(row[column] for column in turns if row[column]),)
+        if "{" in turns:
+            return (turns.format_map(row),)
+        asked = row[turns]
+        return (asked,) if isinstance(asked, str) else tuple(asked)
+    except KeyError as error:
+        missing = error.args[0]
+    raise ConfigError(f"data set {name} has no column {missing!r}; it has {', '.join(sorted(row))}. Set dataset.turns")
+
+
 def _as_text(reference: Any) -> str:
     return reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
 
 
-def _existing(path: str | None, usage: str) -> Path:
+def _existing(path: str | None, usage: str, folder: bool = True) -> Path:
     if not path:
         raise ConfigError(f"this data set needs a file: {usage}")
-    file = Path(path).expanduser()
-    if not file.exists():
+    place = Path(path).expanduser()
+    if not place.exists():
         raise ConfigError(f"dataset.path={path} does not exist; usage: {usage}")
-    return file
+    if place.is_dir() and not folder:
+        raise ConfigError(f"dataset.path={path} is a folder; usage: {usage}")
+    return place
 
 
-def _local_rows(path: str) -> Sequence[dict[str, Any]]:
-    from datasets import load_dataset
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text: byte {error.start} does not decode") from error
+
+
+def _local_rows(path: str, split: str) -> Sequence[dict[str, Any]]:
+    """Rows of a local file, or of a folder's files of the first kind it has; of these, where some name the split
+    (train-00000-of-00001.parquet), only those."""
+    from datasets import disable_progress_bars, load_dataset
 
     place = _existing(path, "dataset.path=FILE_OR_FOLDER")
-    found = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
-    kinds = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
-    data = [str(p) for p in found if p.suffix in kinds]
-    if not data:
-        raise ConfigError(f"dataset.path={path} holds no {', '.join(kinds)} file")
+    files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+    suffix = next((s for s in TABLE_KINDS if any(p.suffix == s for p in files)), None)
+    if suffix is None:
+        raise ConfigError(f"dataset.path={path} holds no {', '.join(TABLE_KINDS)} file")
+    data = [str(p) for p in files if p.suffix == suffix]
+    named = [p for p in data if re.search(rf"(?<![a-z]){re.escape(split)}(?![a-z])", Path(p).name)]
+    disable_progress_bars()
     try:
-        return load_dataset(kinds[Path(data[0]).suffix], data_files=data, split="train")
+        return load_dataset(
+            TABLE_KINDS[suffix], data_files=named or data, split="train"
+        )  # "train" is what the library calls files
     except Exception as error:  # the library raises many kinds, all meaning that the file does not parse
-        raise ConfigError(f"dataset.path={path} cannot be read: {error}") from error
+        raise ConfigError(f"dataset.path={path} cannot be read: {error.__cause__ or error}") from error
 
 
 def _hub_rows(hub_id: str, subset: str | None, split: str) -> Sequence[dict[str, Any]]:

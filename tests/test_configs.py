@@ -1,0 +1,76 @@
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from specbench.__main__ import conf_dir
+from specbench.drafting import Drafter
+from specbench.model import CausalLM
+from specbench.prompts import PromptSet
+from specbench.sampling import Sampling
+
+GROUPS = ("target", "drafter", "dataset", "sampling", "experiment")
+MAKEFILE = Path(__file__).parent.parent / "Makefile"
+
+
+def choices(group):
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+@pytest.mark.parametrize("choice", [f"{group}={name}" for group in GROUPS for name in choices(group)])
+def test_every_choice_composes(choice):
+    group = choice.partition("=")[0]
+    cfg = composed(choice)
+    assert group == "experiment" or "_target_" in cfg[group]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_has_choices(group):
+    assert choices(group)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt_neox"])
+def test_tiny_target_instantiates_in_each_family(family):
+    cfg = composed("target=tiny", f"target.family={family}", "dtype=float32", "device=cpu")
+    target = instantiate(cfg.target)
+    assert isinstance(target, CausalLM)
+    assert (target.name, target.context) == (f"tiny-{family}", cfg.target.context)
+
+
+@pytest.mark.parametrize("name", [name for name in choices("drafter") if name != "small_lm"])
+def test_drafter_instantiates(name):
+    assert isinstance(instantiate(composed(f"drafter={name}").drafter), Drafter)
+
+
+@pytest.mark.parametrize("name", choices("sampling"))
+def test_sampling_instantiates(name):
+    law = instantiate(composed(f"sampling={name}").sampling)
+    assert isinstance(law, Sampling)
+    assert law.greedy == (name == "greedy")
+
+
+def test_builtin_prompts_instantiate_with_the_limit_and_the_seed_of_the_run():
+    some = instantiate(composed("dataset=builtin", "dataset.limit=8", "seed=5").dataset)
+    assert isinstance(some, PromptSet)
+    assert some == instantiate(composed("dataset=builtin").dataset).sample(8, seed=5)
+
+
+@pytest.mark.parametrize("name", choices("experiment"))
+def test_every_arm_of_an_experiment_instantiates(name):
+    cfg = composed(f"experiment={name}")
+    arms = {"asked for": cfg.drafter, **cfg.compare}
+    assert {arm: isinstance(instantiate(config), Drafter) for arm, config in arms.items()} == dict.fromkeys(arms, True)
+
+
+def test_every_make_target_is_explained():
+    text = MAKEFILE.read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    explained = re.findall(r"^([\w-]+):.* ## \S", text, re.MULTILINE)
+    assert sorted(explained) == sorted(phony.split())
