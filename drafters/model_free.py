@@ -9,7 +9,10 @@ from specbench.verification import Draft
 
 
 def draft_rows(batch: Batch, k: int, propose_row: Callable[[int], Sequence[int]]) -> Draft:
-    """The deterministic draft made of ``propose_row(row)``, at most ``k`` token ids, for each active row."""
+    """The deterministic draft made of ``propose_row(row)``, at most ``k`` token ids, for each active row.
+
+    It is as wide as its longest row: where nothing is proposed the verify pass is one of plain decoding.
+    """
     tokens = torch.zeros(len(batch), k, dtype=torch.long)
     count = torch.zeros(len(batch), dtype=torch.long)
     for row in range(len(batch)):
@@ -17,7 +20,7 @@ def draft_rows(batch: Batch, k: int, propose_row: Callable[[int], Sequence[int]]
             proposal = list(propose_row(row))[:k]
             count[row] = len(proposal)
             tokens[row, : len(proposal)] = torch.tensor(proposal, dtype=torch.long)
-    return Draft(tokens.to(batch.device), count.to(batch.device))
+    return Draft(tokens[:, : int(count.max())].to(batch.device), count.to(batch.device))
 
 
 def cut_at_end(proposal: Sequence[int], end_ids: frozenset[int]) -> Sequence[int]:

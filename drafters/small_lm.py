@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.cache import RaggedCache
 from specbench.drafting import Batch, Drafter
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, RunError
 from specbench.model import CausalLM
 from specbench.sampling import draw
 from specbench.targets import load_hf
@@ -48,10 +48,15 @@ class SmallLM(Drafter):
         self._vocab_size = target.vocab_size
 
     def start(self, batch: Batch, taps: object) -> None:
-        """Prefill the small model's own cache with the prompts."""
-        self._cache: RaggedCache = self.lm.new_cache(len(batch), batch.tokens.shape[1])
+        """Prefill the small model's own cache with the prompts. Raises RunError where its context is too short."""
+        longest = batch.tokens.shape[1]
+        if self.lm.context is not None and longest > self.lm.context:
+            raise RunError(
+                f"texts of up to {longest} tokens do not fit the context of {self.lm.name} ({self.lm.context} tokens)"
+            )
+        self._cache: RaggedCache = self.lm.new_cache(len(batch), longest)
         for row in range(len(batch)):
-            tokens = torch.tensor([batch.requests[row].tokens], device=batch.device)
+            tokens = torch.tensor([batch.requests[row].tokens], device=batch.device).clamp(max=self.lm.vocab_size - 1)
             self.lm.forward(tokens, self._cache, row=row, last_only=True)
             self._cache.advance(torch.tensor(tokens.shape[1]), row=row)
 

@@ -142,17 +142,23 @@ class Suffix(Drafter):
         self._batch = batch
         self._trees = [SuffixTree(self.depth) for _ in range(len(batch))]
         self._fed = np.zeros(len(batch), dtype=np.int64)
+        for row in range(len(batch)):
+            self._feed(batch, row)
 
     def propose(self, batch: Batch, k: int) -> Draft:
         """Per row, the most promising path; nothing where no suffix occurs earlier."""
         return draft_rows(batch, k, lambda row: self._propose_row(batch, row, k))
 
     def _propose_row(self, batch: Batch, row: int, k: int) -> list[int]:
+        self._feed(batch, row)
+        matches = [self._trees[row].open_matches()]
+        if self.stateful:
+            matches.append(self._past.matches(batch.text(row)[-self.depth :].tolist()))
+        paths = [best_path(found, k, self.factor, self.min_probability) for found in matches]
+        return list(cut_at_end(max(paths, key=lambda path: path[0])[1], self._end_ids))
+
+    def _feed(self, batch: Batch, row: int) -> None:
+        """Grow a row's tree by what was committed since it last grew."""
         text = batch.text(row)
         self._trees[row].extend(text[self._fed[row] :].tolist())
         self._fed[row] = len(text)
-        matches = [self._trees[row].open_matches()]
-        if self.stateful:
-            matches.append(self._past.matches(text[-self.depth :].tolist()))
-        paths = [best_path(found, k, self.factor, self.min_probability) for found in matches]
-        return list(cut_at_end(max(paths, key=lambda path: path[0])[1], self._end_ids))

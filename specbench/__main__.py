@@ -34,8 +34,8 @@ from specbench.stopping import StopRule
 OK, FAILED, BAD_CONFIG = 0, 1, 2
 GROUPS = ("target", "drafter", "dataset", "sampling")
 WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed")
-# how a run is carried out, not what it measures; precision and device enter the record as what they resolved to
 WRONG_QUESTION = (ConfigError, HydraException, OmegaConfBaseException)
+# how a run is carried out, not what it measures; precision and device enter the record as what they resolved to
 NOT_ASKED = ("results_dir", "force", "compare", "drafter", "dtype", "device")
 
 SETTINGS = (*GROUPS, *WHOLE_NUMBERS, "dtype", "device", "stop", "compare", "results_dir", "force")
@@ -58,6 +58,10 @@ def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
     for name in WHOLE_NUMBERS:
         if type(cfg[name]) is not int:
             raise ConfigError(f"{name}={cfg[name]} is not a whole number")
+    for name, kind in (("token_ids", int), ("strings", str)):
+        if not OmegaConf.is_list(cfg.stop[name]) or any(type(entry) is not kind for entry in cfg.stop[name]):
+            example = "[2,32000]" if kind is int else "['###','Q:']"
+            raise ConfigError(f"stop.{name}={cfg.stop[name]} is no list of the right kind; write stop.{name}={example}")
     # what is cheap to refuse comes before what is slow to load
     settings = Settings(cfg.batch_size, _make(cfg.sampling), cfg.seed, StopRule(cfg.max_new_tokens))
     cells = _cells(cfg)
@@ -95,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             codes.append(_fail(str(error), FAILED))
         except WRONG_QUESTION as error:
             codes.append(_fail(_explain(error), BAD_CONFIG))
+        except Exception:  # a bug, ours or a drafter's: say where, and let a sweep go on
+            err.print_exception()
+            codes.append(FAILED)
 
     try:
         task()
@@ -129,7 +136,7 @@ def _bind(arm: Arm, target: CausalLM) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        arm.error = error
+        arm.fail(error)
 
 
 def _make(config: DictConfig) -> Any:
@@ -152,14 +159,18 @@ def _report(records: list[dict[str, Any]], results_dir: Path) -> None:
             _fail(f"{record['drafter']['name']} failed: {record['error']}", FAILED)
     if len(records) == 1 and records[0]["status"] == "ok":
         out.print(tables.terminal_by_category(records[0]))
-        for note in _notes(records[0]):
-            out.print(note)
+    for note in dict.fromkeys(note for record in records for note in _notes(record)):
+        out.print(f"Note: {note}.", soft_wrap=True, highlight=False)
     out.print(records[0]["folder"] if len(records) == 1 else str(results_dir), soft_wrap=True, highlight=False)
 
 
 def _notes(run_json: dict[str, Any]) -> list[str]:
-    notes = []
-    prompts = run_json["prompts"]
+    notes = list(run_json["warnings"])
+    if run_json["status"] == "ok" and run_json["metrics"]["lossless"]["verdict"] == "mismatch":
+        notes.append(f"{run_json['drafter']['name']} changed the text: its speedup is not that of a lossless method")
+    prompts = run_json.get("prompts")
+    if prompts is None:  # it failed
+        return notes
     if prompts["too_long"]:
         notes.append(f"{len(prompts['too_long'])} prompts do not fit the context and were left out")
     if prompts["smaller_batches"]:
@@ -167,7 +178,7 @@ def _notes(run_json: dict[str, Any]) -> list[str]:
             f"{prompts['smaller_batches']} batches hold fewer prompts than batch_size; use a fitting dataset.limit"
         )
     if run_json["stateful_drafter"]:
-        notes.append("this drafter learns from earlier prompts: its numbers depend on their order")
+        notes.append(f"{run_json['drafter']['name']} learns from earlier prompts: its numbers depend on their order")
     return notes
 
 

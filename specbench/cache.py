@@ -86,10 +86,6 @@ class RaggedCache(Cache):
         """Forget what stands past ``lengths`` [B] (int64, on the host) in rows that are longer."""
         self.lengths = torch.minimum(self.lengths, lengths)
 
-    def nbytes(self) -> int:
-        """Bytes held by keys and values."""
-        return sum(t.nbytes for layer in (self._keys, self._values) for t in layer.values())
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Longest committed row. Models ask only where no position ids are given; ours always are."""
         return int(self.lengths.max())

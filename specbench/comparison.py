@@ -1,10 +1,12 @@
 """The paired experiment: a baseline and one or more methods continue the same prompts, taking turns prompt by prompt.
 
-Within a batch of prompts every arm runs once, in an order that rotates from batch to batch, so that slow drifts of the
-machine fall on all arms alike. A later turn of a conversation is asked after the baseline's reply, for every arm, so
-that arms stay paired. Warm-up prompts are never measured.
+Within a batch every arm runs once, in an order that changes from batch to batch, so that slow drifts of the machine
+fall on all arms alike. A later turn of a conversation is asked after the baseline's reply, for every arm, so that arms
+stay paired; all turns of the conversations that run together are one unit of the statistics. Warm-up prompts are never
+measured.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +55,17 @@ class Arm:
     peak_memory_bytes: int = 0
     error: Exception | None = None
 
+    def fail(self, error: Exception) -> None:
+        """Take no further part. The traceback goes: it would keep the caches of the failed round alive."""
+        log.debug("arm %s failed", self.name, exc_info=error)
+        self.error = error.with_traceback(None)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether any draft was drawn from a law and judged by the accept/residual rule: then the text has the
+        target's law but is not, token for token, what plain sampling says."""
+        return any(row["sampled"] for row in self.steps)
+
     def __post_init__(self) -> None:
         if self.k < 0:
             raise ConfigError(f"k={self.k} is negative; k is the number of drafted tokens per round, 0 for none")
@@ -64,11 +77,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Turn:
-    """One request with where it came from: turn ``number`` (from 1) of a conversation, in batch ``batch``."""
+    """One request with where it came from: turn ``number`` (from 1) of a conversation."""
 
     conversation: Conversation
     number: int
-    batch: int
     prompt: str
     request: Request
 
@@ -101,53 +113,65 @@ def compare(
     _warm_up(target, arms, settings)
     turns: list[Turn] = []
     too_long: list[str] = []
-    for number in range(1, max(len(c.turns) for c in conversations) + 1):
-        asked = [c for c in conversations if len(c.turns) >= number]
-        for batch, members in _batches(target, asked, number, baseline, settings, too_long, first=_next(turns)):
-            turns += members
-            _run_batch(target, batch, members, arms, settings, progress)
+    fitting = [c for c in conversations if _turn(target, c, 1, baseline, settings.stop, too_long)]
+    if not fitting:
+        raise ConfigError(f"every prompt is longer than the context of {target.name} ({target.context} tokens)")
+    batches = itertools.count()
+    for unit, group in enumerate(_groups(fitting, settings.batch_size)):
+        for number in range(1, len(group[0].turns) + 1):
+            found = [_turn(target, c, number, baseline, settings.stop, too_long) for c in group]
+            members = [turn for turn in found if turn is not None]
+            if members:
+                turns += members
+                _run_batch(target, next(batches), unit, members, arms, settings, progress)
             if baseline.error is not None:
                 raise RunError(f"the baseline failed: {baseline.error}") from baseline.error
-    if not turns:
-        raise ConfigError(f"every prompt is longer than the context of {target.name} ({target.context} tokens)")
     return Outcome(turns, too_long)
 
 
-def _batches(
-    target: CausalLM,
-    asked: Sequence[Conversation],
-    number: int,
-    baseline: Arm,
-    settings: Settings,
-    too_long: list[str],
-    first: int,
-) -> Iterator[tuple[int, list[Turn]]]:
-    """Group the conversations' turn ``number`` into batches, leaving out what does not fit the context."""
-    batch, members = first, []
-    for conversation in asked:
-        if number > 1 and _uid(conversation, number - 1) not in baseline.replies:
-            too_long.append(_uid(conversation, number))  # the turn before did not fit
-            continue
-        prompt, tokens = _encode(target, conversation, number, baseline, settings.stop)
-        if settings.stop.room(len(tokens)) < 1:
-            too_long.append(_uid(conversation, number))
-            continue
-        members.append(Turn(conversation, number, batch, prompt, Request(_uid(conversation, number), tokens)))
-        if len(members) == settings.batch_size:
-            yield batch, members
-            batch, members = batch + 1, []
-    if members:
-        yield batch, members
+def _groups(conversations: Sequence[Conversation], size: int) -> Iterator[Sequence[Conversation]]:
+    """Conversations that are decoded together, turn by turn: of equally many turns, ``size`` at a time."""
+    by_turns = sorted(conversations, key=lambda c: len(c.turns))
+    for _, alike in itertools.groupby(by_turns, key=lambda c: len(c.turns)):
+        same = list(alike)
+        for start in range(0, len(same), size):
+            yield same[start : start + size]
+
+
+def _turn(
+    target: CausalLM, conversation: Conversation, number: int, baseline: Arm, stop: StopRule, too_long: list[str]
+) -> Turn | None:
+    """Turn ``number`` of a conversation, after the baseline's replies to those before; None, and named in
+    ``too_long``, if it or one before it does not fit the context."""
+    uid = _uid(conversation, number)
+    if number == 1 or _uid(conversation, number - 1) in baseline.replies:
+        messages = []
+        for i in range(1, number):
+            reply = target.tokenizer.decode(baseline.replies[_uid(conversation, i)], skip_special_tokens=True)
+            messages += [
+                {"role": "user", "content": conversation.turns[i - 1]},
+                {"role": "assistant", "content": stop.trim(reply)},
+            ]
+        prompt = conversation.turns[number - 1]
+        tokens = target.encode([*messages, {"role": "user", "content": prompt}])
+        if stop.room(len(tokens)) > 0:
+            return Turn(conversation, number, prompt, Request(uid, tokens))
+    too_long += [_uid(conversation, n) for n in range(number, len(conversation.turns) + 1)] if number == 1 else [uid]
+    return None
 
 
 def _run_batch(
-    target: CausalLM, batch: int, members: list[Turn], arms: list[Arm], settings: Settings, progress: Progress
+    target: CausalLM,
+    batch: int,
+    unit: int,
+    members: Sequence[Turn],
+    arms: Sequence[Arm],
+    settings: Settings,
+    progress: Progress,
 ) -> None:
-    """Each arm once over the batch. Arms that need the baseline's reply come last."""
-    shift = batch % len(arms)
-    order = sorted(arms[shift:] + arms[:shift], key=lambda arm: arm.drafter.needs_reference)
+    """Each arm once over the batch."""
     baseline = arms[0]
-    for place, arm in enumerate(order):
+    for place, arm in enumerate(_order(arms, batch)):
         if arm.error is not None:
             continue
         requests = [turn.request for turn in members]
@@ -158,11 +182,10 @@ def _run_batch(
         try:
             with memory:
                 for step in _decode(target, arm, requests, settings, settings.stop):
-                    arm.steps += _rows(step, requests, batch, place)
+                    arm.steps += _rows(step, requests, batch, unit, place)
                     progress(arm, step)
         except Exception as error:  # whatever a drafter does wrong is that arm's failure, not the others'
-            log.debug("arm %s failed", arm.name, exc_info=True)
-            arm.error = error
+            arm.fail(error)
             continue
         arm.peak_memory_bytes = max(arm.peak_memory_bytes, memory.peak_bytes)
         for row in arm.steps[stored:]:
@@ -177,15 +200,26 @@ def _decode(
     return decode(target, arm.drafter, requests, arm.k, settings.sampling, settings.seed, stop)
 
 
-def _rows(step: Step, requests: Sequence[Request], batch: int, place: int) -> list[dict[str, Any]]:
+def _order(arms: Sequence[Arm], batch: int) -> list[Arm]:
+    """Who goes when: rotated from batch to batch and reversed every other time around, so that each arm stands equally
+    often at each place, and not always behind the same one. Arms that need the baseline's reply come after all."""
+    free = [arm for arm in arms if not arm.drafter.needs_reference]
+    shift, turned = batch % len(free), (batch // len(free)) % 2
+    order = free[shift:] + free[:shift]
+    return (order[::-1] if turned else order) + [arm for arm in arms if arm.drafter.needs_reference]
+
+
+def _rows(step: Step, requests: Sequence[Request], batch: int, unit: int, place: int) -> list[dict[str, Any]]:
     """A record row per prompt of the round; ``seconds`` is the round's, shared by its rows."""
     return [
         {
+            "unit": unit,
             "batch": batch,
             "order": place,
             "round": step.round,
             "uid": requests[row].uid,
             "drafted": step.drafted[i],
+            "sampled": step.sampled,
             "proposed": step.proposed[i],
             "accepted": step.accepted[i],
             "tokens": step.committed[i],
@@ -215,31 +249,11 @@ def _warm_up(target: CausalLM, arms: Sequence[Arm], settings: Settings) -> None:
                     for row, committed in zip(step.rows, step.committed, strict=True):
                         replies.setdefault(uids[row], []).extend(committed)
         except Exception as error:
-            log.debug("arm %s failed in warm-up", arm.name, exc_info=True)
             if arm is arms[0]:
                 raise RunError(f"the baseline failed in warm-up: {error}") from error
-            arm.error = error
+            arm.fail(error)
         arm.drafter.reset()
-
-
-def _encode(
-    target: CausalLM, conversation: Conversation, number: int, baseline: Arm, stop: StopRule
-) -> tuple[str, list[int]]:
-    """Text of the turn, and the tokens of the conversation up to it with the baseline's replies."""
-    messages = []
-    for i in range(1, number):
-        reply = target.tokenizer.decode(baseline.replies[_uid(conversation, i)], skip_special_tokens=True)
-        messages += [
-            {"role": "user", "content": conversation.turns[i - 1]},
-            {"role": "assistant", "content": stop.trim(reply)},
-        ]
-    messages.append({"role": "user", "content": conversation.turns[number - 1]})
-    return conversation.turns[number - 1], target.encode(messages)
 
 
 def _uid(conversation: Conversation, number: int) -> str:
     return f"{conversation.id}/{number}"
-
-
-def _next(turns: Sequence[Turn]) -> int:
-    return turns[-1].batch + 1 if turns else 0

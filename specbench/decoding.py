@@ -29,12 +29,14 @@ class Step:
 
     Round 0 is the prefill, which yields each row's first token; it is no verify pass. ``seconds`` is the wall time of
     the whole round, from before the draft to after the commit, shared by its rows.
+    sampled: the draft came with the law it was drawn from, and was judged by the accept/residual rule.
     rows: indices into the batch. drafted: proposed tokens, before any cut. proposed, accepted: what counts of them;
     of a text that ends in this round nothing past its end counts. committed: tokens added. finish: why the text ended.
     """
 
     round: int
     seconds: float
+    sampled: bool
     rows: list[int]
     drafted: list[list[int]]
     proposed: list[int]
@@ -68,6 +70,7 @@ def decode(
     nothing = Draft.empty(len(batch), target.device)
     step = _commit(batch, nothing, Verdict(nothing.count, first), stop, 0)
     drafter.start(batch, taps)
+    _wait(target.device)
     yield replace(step, seconds=perf_counter() - began)
 
     round_ = 0
@@ -75,7 +78,7 @@ def decode(
         round_ += 1
         began = perf_counter()
         draft = drafter.propose(batch, k)
-        _check_draft(draft, k, drafter)
+        _check_draft(draft, k, batch, target.vocab_size, drafter)
         block = torch.cat([batch.last()[:, None], draft.tokens], dim=1)  # [B, K+1]
         output = target.forward(block, cache, taps=drafter.taps)
         verdict = verify(
@@ -91,6 +94,8 @@ def decode(
         step = _commit(batch, draft, verdict, stop, round_)
         cache.advance(torch.from_numpy(batch.lengths - before))
         drafter.observe(batch, verdict, output.taps)
+        if not batch.active.any():
+            _wait(target.device)  # what is still under way belongs to this round, not to whoever comes next
         yield replace(step, seconds=perf_counter() - began)
 
 
@@ -130,11 +135,12 @@ def _prefill(
 def _commit(batch: Batch, draft: Draft, verdict: Verdict, stop: StopRule, round_: int) -> Step:
     """Add to each active row its accepted drafts and the target's own token, up to where the text ends.
 
-    Here, and nowhere else in a round, the host waits for the device.
+    Here the host waits for the device, to see what was accepted.
     """
     drafted, count = draft.tokens.tolist(), draft.count.tolist()
     accepted, following = verdict.accepted.tolist(), verdict.next.tolist()
-    step = Step(round_, 0.0, np.flatnonzero(batch.active).tolist(), [], [], [], [], [])
+    sampled = draft.probs is not None and not batch.sampling.greedy
+    step = Step(round_, 0.0, sampled, np.flatnonzero(batch.active).tolist(), [], [], [], [], [])
     for row in step.rows:
         block = [*drafted[row][: accepted[row]], following[row]]
         kept, finish = stop.cut(batch.generated(row).tolist(), block, int(batch.prompt_lengths[row]))
@@ -154,17 +160,37 @@ def _commit(batch: Batch, draft: Draft, verdict: Verdict, stop: StopRule, round_
 
 
 def _check_numbers(logits: Tensor, batch: Batch, round_: int) -> None:
-    """Fail loudly on NaN: an argmax over NaN is a plausible-looking token."""
-    bad = logits.flatten(1).amax(dim=1).isnan().cpu().numpy() & batch.active  # a maximum over NaN is NaN
+    """Fail loudly on NaN and overflow: an argmax over them is a plausible-looking token."""
+    # a maximum over NaN is NaN; a minus infinity that rules a token out is not the maximum
+    largest = logits.amax(dim=-1).reshape(len(batch), -1)
+    bad = ~largest.isfinite().all(dim=1).cpu().numpy() & batch.active
     if bad.any():
         uids = ", ".join(batch.requests[row].uid for row in np.flatnonzero(bad).tolist())
         where = "the prefill" if round_ == 0 else f"round {round_}"
-        raise RunError(f"the target's logits are NaN in {where} of prompt {uids}")
+        raise RunError(f"the target's logits are NaN or infinite in {where} of prompt {uids}")
 
 
-def _check_draft(draft: Draft, k: int, drafter: Drafter) -> None:
-    if draft.tokens.shape[1] > k:
-        raise RunError(f"{type(drafter).__name__} drafted {draft.tokens.shape[1]} tokens where k={k} were asked for")
+def _check_draft(draft: Draft, k: int, batch: Batch, vocab_size: int, drafter: Drafter) -> None:
+    """Catch what a drafter can get wrong before it becomes a wrong number or takes the device down."""
+    name, (rows, width) = type(drafter).__name__, draft.tokens.shape
+    if width > k:
+        raise RunError(f"{name} drafted {width} tokens where k={k} were asked for")
+    if rows != len(batch) or draft.count.shape != (rows,) or draft.tokens.dtype != torch.long:
+        raise RunError(f"{name} drafted {draft.tokens.dtype} {[rows, width]} with counts {[*draft.count.shape]}")
+    if draft.probs is not None and draft.probs.shape != (rows, width, vocab_size):
+        raise RunError(f"{name} handed on probs {[*draft.probs.shape]} where {[rows, width, vocab_size]} were due")
+    # looking at values would make the host wait for a GPU; there a wrong id fails in the embedding
+    if draft.tokens.device.type == "cpu" and width:
+        if not 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < vocab_size:
+            raise RunError(f"{name} drafted a token outside the vocabulary of {vocab_size}")
+        if int(draft.count.max()) > width:
+            raise RunError(f"{name} counts {int(draft.count.max())} drafted tokens where it gave {width}")
+
+
+def _wait(device: torch.device) -> None:
+    """Let the device finish, so that a clock read now has seen all the work it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _flat(noise: Tensor | None) -> Tensor | None:

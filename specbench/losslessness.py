@@ -2,13 +2,15 @@
 
 A verify pass of several tokens may round differently from a pass of one; where two tokens are almost equally likely the
 arms can then part without any bug. So the first divergence of each prompt is judged by the target itself, re-scored at
-that context in one plain pass. In float32 no tie is forgiven.
+that context in one plain pass. In float32 no greedy tie is forgiven.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from specbench.model import CausalLM
 from specbench.sampling import Noise, Sampling
@@ -21,8 +23,9 @@ PROBABILITY_TIE = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.0
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a method's reply first differs from the baseline's: ``position`` in the reply, the ``margin`` by which the
-    target prefers the baseline's token, the ``tolerance`` below which that is a near-tie."""
+    """Where a method's reply first differs from the baseline's: ``position`` in the reply; the ``margin`` by which the
+    target, asked alone, prefers its own choice to the less likely of the two tokens (sampling: the distance of the
+    noise from where it would have chosen the method's); the ``tolerance`` up to which that is a near-tie."""
 
     position: int
     margin: float
@@ -50,7 +53,7 @@ def first_divergence(
     shared = min(len(baseline), len(reply))
     position = next((i for i in range(shared) if baseline[i] != reply[i]), shared)
     if position == shared:
-        return Divergence(position, float("inf"), 0.0)
+        return Divergence(position, math.inf, 0.0)
     context = [*prompt, *baseline[:position]]
     cache = target.new_cache(1, len(context))
     tokens = torch.tensor([context], device=target.device)
@@ -60,20 +63,34 @@ def first_divergence(
         seen = torch.zeros(1, target.vocab_size, dtype=torch.bool, device=target.device)
         seen[0, tokens[0]] = True
     ours, theirs = baseline[position], reply[position]
+    scores = sampling.scores(logits, seen)[0]
     if sampling.greedy:
-        scores = sampling.scores(logits, seen)[0]
-        margin = (scores[ours] - scores[theirs]).abs().item()
-        tolerance = ROUNDINGS[target.dtype] * torch.finfo(target.dtype).eps * scores.abs().max().item()
-        return Divergence(position, margin, tolerance)
-    law = sampling.law(logits, seen)[0].double()
-    cdf = law.cumsum(0)
+        top = scores.max().item()
+        tolerance = ROUNDINGS[target.dtype] * torch.finfo(target.dtype).eps * abs(top)
+        return Divergence(position, top - min(scores[ours].item(), scores[theirs].item()), tolerance)
     noise = Noise(seed, [uid], len(context) + 1, target.device).at(torch.tensor([[len(context)]]), "target").item()
-    low, high = (cdf[theirs] - law[theirs]).item(), cdf[theirs].item()
-    return Divergence(position, max(low - noise, noise - high, 0.0), PROBABILITY_TIE[target.dtype])
+    return Divergence(position, _distance(scores, theirs, noise), PROBABILITY_TIE[target.dtype])
 
 
-def summarise(divergences: Sequence[Divergence | None]) -> dict[str, object]:
-    """The verdict over all prompts, with counts and the largest margin of each kind."""
+def _distance(scores: Tensor, token: int, noise: float) -> float:
+    """How far ``noise`` is, in probability, from the interval of the CDF that stands for ``token``; infinite for a
+    token that the law rules out."""
+    law = scores.softmax(dim=-1).double()
+    if law[token] == 0:
+        return math.inf
+    high = law.cumsum(0)[token].item()
+    return max(high - law[token].item() - noise, noise - high, 0.0)
+
+
+def summarise(divergences: Sequence[Divergence | None], by_law: bool = False) -> dict[str, object]:
+    """The verdict over all prompts, with counts and the largest margin of each kind.
+
+    ``by_law``: drafts were sampled, so the text has the target's law but need not be plain sampling's; then replies
+    that differ say nothing against it, and the verdict is ``law``.
+    """
+    if by_law:
+        same = sum(d is None for d in divergences)
+        return {"verdict": "law", "prompts": len(divergences), "equal": same}
     found = [d for d in divergences if d is not None]
     ties = [d.margin for d in found if d.verdict == "near-tie"]
     bad = [d.margin for d in found if d.verdict == "mismatch"]
@@ -85,5 +102,5 @@ def summarise(divergences: Sequence[Divergence | None]) -> dict[str, object]:
         "near_ties": len(ties),
         "mismatches": len(bad),
         "largest_near_tie_margin": max(ties, default=None),
-        "largest_mismatch_margin": max((m for m in bad if m != float("inf")), default=None),
+        "largest_mismatch_margin": max((m for m in bad if m != math.inf), default=None),
     }

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 RESAMPLES = 5000
-MIN_UNITS = 5  # prompts (batches, above batch size 1) below which no interval is given
+MIN_UNITS = 8  # units below which no interval is given: a bootstrap over fewer is too narrow
 CONFIDENCE = 0.95
 
 DEFINITIONS = {
@@ -24,23 +24,35 @@ DEFINITIONS = {
     "decode_tokens_per_s": "committed tokens of verify passes / wall seconds of those rounds; prefill excluded",
     "baseline_decode_tokens_per_s": "the same, of plain decoding (k=0) on the same prompts in the same run",
     "speedup": "decode_tokens_per_s / baseline_decode_tokens_per_s",
-    "speedup_ci95": "95 % interval of speedup: paired percentile bootstrap over prompts (batches, above batch size 1)",
+    "speedup_ci95": "95 % interval of speedup: paired percentile bootstrap over conversations (at batch sizes above 1 "
+    "over the groups decoded together); none below 8 of them",
     "tokens_per_pass_ci95": "95 % interval of tokens_per_pass: percentile bootstrap over the same units",
     "end_to_end_speedup": "speedup with prefill's token and seconds included on both sides",
     "ttft_s": "mean wall seconds from the start of a batch to its first tokens, drafter's start included",
+    "lossless": "equal, near-tie or mismatch, token by token against plain decoding; law where drafts were sampled, as "
+    "then the text has the target's law but is not plain sampling's token for token",
+    "peak_memory_bytes": "most memory held while this method ran: resident bytes of the process on a CPU, everything "
+    "loaded for the run included; bytes allocated by PyTorch on a GPU",
+    "baseline_peak_memory_bytes": "the same while plain decoding ran",
+    "rounds": "verify passes over a batch",
+    "committed_tokens": "tokens committed by verify passes",
+    "units": "conversations (groups of them above batch size 1) that the intervals resample",
 }
 
 
 def compute(steps: pd.DataFrame, baseline: pd.DataFrame, k: int) -> dict[str, Any]:
     """Metrics of a method from its ``steps`` and those of the paired ``baseline``.
 
-    Columns: batch, round, uid, proposed, accepted, committed, seconds (of the round, shared by the batch's rows).
+    Columns: unit, batch, round, uid, proposed, accepted, committed, seconds (of the round, shared by the batch's rows).
+    Both must cover the same batches.
     A metric that the steps cannot tell (no verify pass, nothing proposed) is None.
     """
     passes = steps[steps["round"] > 0]
     joint, conditional = acceptance_by_position(passes, k)
-    ours, theirs = _per_batch(steps), _per_batch(baseline)
-    units = ours.join(theirs, rsuffix="_baseline", how="inner")
+    if set(steps["batch"]) != set(baseline["batch"]):
+        raise ValueError("method and baseline were not measured on the same batches")
+    ours, theirs = _per_unit(steps), _per_unit(baseline)
+    units = ours.join(theirs, rsuffix="_baseline")
     return {
         "acceptance_rate": _ratio(passes["accepted"].sum(), passes["proposed"].sum()),
         "tokens_per_pass": _ratio(passes["committed"].sum(), len(passes)),
@@ -58,7 +70,7 @@ def compute(steps: pd.DataFrame, baseline: pd.DataFrame, k: int) -> dict[str, An
             units["seconds_baseline"],
         ),
         "end_to_end_speedup": _end_to_end(units),
-        "ttft_s": _mean(ours["ttft"]),
+        "ttft_s": _ratio(ours["prefill_seconds"].sum(), ours["batches"].sum()),
         "rounds": int(passes.groupby(["batch", "round"]).ngroups),
         "committed_tokens": int(passes["committed"].sum()),
         "units": len(units),
@@ -101,25 +113,25 @@ def acceptance_by_position(passes: pd.DataFrame, k: int) -> tuple[list[float | N
     return joint, conditional
 
 
-def _per_batch(steps: pd.DataFrame) -> pd.DataFrame:
-    """Sums by batch, the unit of time: decode tokens, verify passes and seconds, and those of the prefill."""
-    rounds = steps.groupby(["batch", "round"]).agg(
+def _per_unit(steps: pd.DataFrame) -> pd.DataFrame:
+    """Sums by unit, what the bootstrap resamples: decode tokens, verify passes and seconds, and those of the prefills.
+
+    The rows of a round share its seconds, so these are counted once per (batch, round).
+    """
+    rounds = steps.groupby(["unit", "batch", "round"]).agg(
         committed=("committed", "sum"), passes=("uid", "size"), seconds=("seconds", "first")
     )
-    decode = rounds[rounds.index.get_level_values("round") > 0].groupby("batch").sum()
-    prefill = rounds[rounds.index.get_level_values("round") == 0].groupby("batch").sum()
-    table = decode.reindex(prefill.index, fill_value=0)
-    table["ttft"] = prefill["seconds"]
-    table["first_tokens"] = prefill["committed"]
-    return table
+    decode = rounds[rounds.index.get_level_values("round") > 0].groupby("unit").sum()
+    prefill = (
+        rounds[rounds.index.get_level_values("round") == 0]
+        .groupby("unit")
+        .agg(first_tokens=("committed", "sum"), batches=("passes", "size"), prefill_seconds=("seconds", "sum"))
+    )
+    return decode.reindex(prefill.index, fill_value=0).join(prefill)
 
 
 def _ratio(above: float, below: float) -> float | None:
     return float(above / below) if below > 0 else None
-
-
-def _mean(values: pd.Series) -> float | None:
-    return float(values.mean()) if len(values) else None
 
 
 def _ratio_of_ratios(units: pd.DataFrame) -> float | None:
@@ -130,9 +142,9 @@ def _ratio_of_ratios(units: pd.DataFrame) -> float | None:
 
 def _end_to_end(units: pd.DataFrame) -> float | None:
     tokens = (units["committed"] + units["first_tokens"]).sum()
-    seconds = (units["seconds"] + units["ttft"]).sum()
+    seconds = (units["seconds"] + units["prefill_seconds"]).sum()
     tokens_baseline = (units["committed_baseline"] + units["first_tokens_baseline"]).sum()
-    seconds_baseline = (units["seconds_baseline"] + units["ttft_baseline"]).sum()
+    seconds_baseline = (units["seconds_baseline"] + units["prefill_seconds_baseline"]).sum()
     ours, theirs = _ratio(tokens, seconds), _ratio(tokens_baseline, seconds_baseline)
     return ours / theirs if ours is not None and theirs else None
 

@@ -6,6 +6,7 @@ whose files do not match its manifest is made anew.
 """
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,9 +65,10 @@ def fetch(name: str, requirements: Sequence[str], members: Sequence[str], sha256
     return folder
 
 
-def digests(folder: Path, pattern: str) -> dict[str, str]:
-    """SHA-256 by name of the files in ``folder`` that match ``pattern``."""
-    return {path.name: file_sha256(path) for path in sorted(folder.glob(pattern))}
+def digests(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
+    """SHA-256 by name of the files in ``folder`` that match one of ``patterns``."""
+    found = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    return {path.name: file_sha256(path) for path in found if path.name != MANIFEST}
 
 
 def file_sha256(path: Path) -> str:
@@ -154,9 +156,10 @@ def _check(gguf: Path, sha256: str, requirements: Sequence[str]) -> None:
 
 def _dequantise(gguf: Path, folder: Path) -> Path:
     """Write the GGUF's model, in float32, and its tokenizer as a Hugging Face folder with a manifest."""
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    )
+    with redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
     model.config.name_or_path = ""
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)

@@ -1,10 +1,12 @@
 """Where a number came from: code, packages, machine, command."""
 
 import hashlib
+import importlib.util
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -29,9 +31,9 @@ def collect() -> dict[str, Any]:
         "specbench": specbench.__version__,
         "code_sha256": code_sha256(),
         "git": git_state(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": ["python", "-m", "specbench", *sys.argv[1:]],
         "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "packages": packages(),
         "machine": machine(),
         "load_average_1min": os.getloadavg()[0],
     }
@@ -65,6 +67,37 @@ def code_sha256() -> str:
         for path in sorted(root.rglob("*.py")):
             digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def outside_code(config: Any) -> dict[str, str]:
+    """Digest of each source file, not of this project, that a ``_target_`` anywhere in ``config`` points into."""
+    found: dict[str, str] = {}
+    if isinstance(config, Mapping):
+        target = config.get("_target_", "")
+        module = importlib.util.find_spec(target.rpartition(".")[0]) if "." in target else None
+        ours = target.split(".")[0] in ("specbench", "drafters")
+        if module is not None and module.origin and not ours and Path(module.origin).is_file():
+            found[module.name] = hashlib.sha256(Path(module.origin).read_bytes()).hexdigest()
+        for value in config.values():
+            found |= outside_code(value)
+    return found
+
+
+def differences(origin: Mapping[str, Any]) -> list[str]:
+    """In what the code, packages and machine of a record differ from ours, in words."""
+    found = []
+    if origin["code_sha256"] != code_sha256():
+        commit = (origin["git"] or {}).get("commit")
+        found.append(f"other code ({'commit ' + commit[:10] if commit else 'specbench ' + origin['specbench']})")
+    here = {**machine(), **packages()}
+    there = {**origin["machine"], **origin["packages"]}
+    return found + [f"{k} {there.get(k)} (now {here.get(k)})" for k in here | there if here.get(k) != there.get(k)]
+
+
+@cache
+def packages() -> dict[str, str]:
+    """Versions of the packages that can change a number."""
+    return {name: metadata.version(name) for name in PACKAGES}
 
 
 @cache

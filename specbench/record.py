@@ -57,6 +57,13 @@ def finished(results_dir: Path, id_: str) -> dict[str, Any] | None:
     return run if run.get("status") == "ok" else None
 
 
+def discard_failed(results_dir: Path, id_: str) -> None:
+    """Remove the record with this id if it is one of a failed run."""
+    with suppress(ConfigError):
+        if read(results_dir / id_).get("status") == "failed":
+            shutil.rmtree(results_dir / id_)
+
+
 def find(paths: list[Path]) -> list[Path]:
     """Record folders among ``paths``: each is one, or holds some directly. Raises ConfigError if there are none."""
     found: list[Path] = []

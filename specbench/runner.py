@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pandas as pd
 
 from specbench import losslessness, metrics, provenance, record
 from specbench.comparison import Arm, Outcome, Progress, Settings, compare
-from specbench.errors import RunError
+from specbench.errors import ConfigError, RunError
+from specbench.load import MachineLoad
 from specbench.model import CausalLM
 from specbench.prompts import PromptSet
 
@@ -43,10 +44,12 @@ class Plan:
     force: bool = False
 
     def question(self, cell: Cell) -> dict[str, Any]:
-        """Everything that can change this cell's result."""
+        """Everything that can change this cell's result; its hash names the record."""
         return {
             "config": cell.config,
+            "outside_code": provenance.outside_code(cell.config),
             "target_files": self.target.files,
+            "eos_ids": sorted(self.target.eos_ids),
             "dtype": str(self.target.dtype),
             "device": self.target.device.type,
             "dataset_sha256": self.prompts.sha256,
@@ -85,12 +88,17 @@ def _run_cells(
     turns = sum(len(c.turns) for c in plan.prompts.conversations)
     failure: Exception | None = None
     outcome = Outcome([], [])
+    load = MachineLoad()
     try:
-        with show_progress(len(arms) + 1, turns) as progress:
+        with load, show_progress(len(arms) + 1, turns) as progress:
             outcome = compare(plan.target, plan.prompts.conversations, baseline, arms, plan.settings, progress)
-    except RunError as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever breaks is a failed run with its reason, never a lost one
+        log.debug("the comparison failed", exc_info=True)
         failure = error
     records = {}
+    unstored: RunError | None = None
     for id_, cell in todo.items():
         common = {
             "id": id_,
@@ -99,20 +107,33 @@ def _run_cells(
             "target": _describe_target(plan.target),
             "drafter": {"name": cell.arm.name, "k": cell.arm.k, **cell.describe_drafter()},
             "stateful_drafter": cell.arm.drafter.stateful,
+            "needs_reference": cell.arm.drafter.needs_reference,
             "dataset": {"name": plan.prompts.name, "sha256": plan.prompts.sha256},
             "interleaved_with": [arm.name for arm in arms if arm is not cell.arm],
             "provenance": {**origin, "started": started, "ended": provenance.now()},
             "wall_seconds": time.perf_counter() - clock,
+            "machine_load": asdict(load),
+            "warnings": [warning for warning in [load.warning()] if warning],
         }
         reason = failure or cell.arm.error
+        steps = prompts = None
+        if reason is None:
+            try:
+                steps, prompts, results = _results(plan, baseline, cell.arm, outcome)
+                records[id_] = {"status": "ok", "error": None, **common, **results}
+            except Exception as error:
+                log.debug("judging %s failed", cell.arm.name, exc_info=True)
+                reason = error
         if reason is not None:
-            run_json = {"status": "failed", "error": f"{type(reason).__name__}: {reason}", **common}
-            record.write(plan.results_dir, run_json)
-        else:
-            steps, prompts, results = _results(plan, baseline, cell.arm, outcome)
-            run_json = {"status": "ok", "error": None, **common, **results}
-            record.write(plan.results_dir, run_json, steps, prompts)
-        records[id_] = run_json
+            records[id_] = {"status": "failed", "error": f"{type(reason).__name__}: {reason}", **common}
+        try:
+            record.write(plan.results_dir, records[id_], steps, prompts)
+            if reason is None:  # of a time when the drafter could not be bound, and so not be described
+                record.discard_failed(plan.results_dir, record.run_id({**plan.question(cell), "drafter": {}}))
+        except RunError as error:  # the other records may yet find room
+            unstored = error
+    if unstored is not None:
+        raise unstored
     return records
 
 
@@ -129,12 +150,13 @@ def _results(
             "conversations": len(plan.prompts.conversations),
             "turns": len(outcome.turns),
             "too_long": outcome.too_long,
-            "smaller_batches": _smaller_batches(outcome, plan.settings.batch_size),
+            "smaller_batches": _smaller_batches(theirs, plan.settings.batch_size),
         },
         "metrics": {
             **computed,
-            "lossless": losslessness.summarise(divergences),
+            "lossless": losslessness.summarise(divergences, by_law=arm.sampled),
             "peak_memory_bytes": arm.peak_memory_bytes,
+            "baseline_peak_memory_bytes": baseline.peak_memory_bytes,
         },
         "by_category": metrics.by_category(ours, theirs, category, arm.k),
     }
@@ -145,13 +167,12 @@ def _results(
                 "conversation": turn.conversation.id,
                 "category": turn.conversation.category,
                 "turn": turn.number,
-                "batch": turn.batch,
                 "prompt": turn.prompt,
                 "prompt_tokens": list(turn.request.tokens),
                 "reference": turn.conversation.reference,
                 **_reply(plan.target, arm, turn.request.uid, ""),
                 **_reply(plan.target, baseline, turn.request.uid, "baseline_"),
-                **_judged(divergence),
+                **_judged(divergence, arm.sampled),
             }
             for turn, divergence in zip(outcome.turns, divergences, strict=True)
         ]
@@ -176,19 +197,15 @@ def _reply(target: CausalLM, arm: Arm, uid: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def _judged(divergence: losslessness.Divergence | None) -> dict[str, Any]:
+def _judged(divergence: losslessness.Divergence | None, by_law: bool) -> dict[str, Any]:
     if divergence is None:
         return {"lossless": "equal", "divergence_position": None, "divergence_margin": None}
-    return {
-        "lossless": divergence.verdict,
-        "divergence_position": divergence.position,
-        "divergence_margin": divergence.margin,
-    }
+    verdict = "law" if by_law else divergence.verdict
+    return {"lossless": verdict, "divergence_position": divergence.position, "divergence_margin": divergence.margin}
 
 
-def _smaller_batches(outcome: Outcome, batch_size: int) -> int:
-    sizes = pd.Series([turn.batch for turn in outcome.turns]).value_counts()
-    return int((sizes < batch_size).sum())
+def _smaller_batches(steps: pd.DataFrame, batch_size: int) -> int:
+    return int((steps.groupby("batch")["uid"].nunique() < batch_size).sum())
 
 
 def _describe_target(target: CausalLM) -> dict[str, Any]:
@@ -204,15 +221,6 @@ def _describe_target(target: CausalLM) -> dict[str, Any]:
 
 def _skip_line(twin: Mapping[str, Any], folder: Path) -> str:
     """One line that says the cell is finished, and whether by other code or on another machine."""
-    origin = twin["provenance"]
-    differences = []
-    if origin["code_sha256"] != provenance.code_sha256():
-        commit = (origin["git"] or {}).get("commit")
-        differences.append(
-            f"by other code ({'commit ' + commit[:10] if commit else 'specbench ' + origin['specbench']})"
-        )
-    if origin["machine"] != provenance.machine():
-        differences.append(f"on another machine ({origin['machine']['cpu']}, {origin['machine']['cores']} cores)")
-    note = f", {' and '.join(differences)}; force=true runs it again" if differences else ""
-    name, k = twin["drafter"]["name"], twin["drafter"]["k"]
-    return f"{name} k={k} is already finished ({folder}, {origin['ended']}{note})"
+    changed = provenance.differences(twin["provenance"])
+    note = f"; it was made with {', '.join(changed)}: force=true runs it again" if changed else ""
+    return f"{twin['drafter']['name']} k={twin['drafter']['k']} is already finished ({folder}){note}"

@@ -8,6 +8,7 @@ repetition penalty, temperature, top-k, top-p, min-p.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ConfigError
+
+MIN_TEMPERATURE = 1e-3  # below, logits overflow; use greedy
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,10 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature < math.inf:
             raise ConfigError(
-                f"sampling.temperature={self.temperature} is negative; 0 is greedy, 1 the model's own law"
+                f"sampling.temperature={self.temperature} is neither 0 (greedy) nor {MIN_TEMPERATURE} or more; "
+                "1 is the model's own law"
             )
         if self.top_k < 0:
             raise ConfigError(f"sampling.top_k={self.top_k} is negative; 0 keeps all tokens")

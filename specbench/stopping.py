@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from specbench.errors import ConfigError
 
+TOKENS_PER_CHARACTER = 4  # a character of UTF-8 is at most four bytes, and a token at least one
+
 
 @dataclass(frozen=True)
 class StopRule:
@@ -57,14 +59,16 @@ class StopRule:
         return text[: min(ends)] if ends else text
 
     def _first_stop_string(self, generated: Sequence[int], block: Sequence[int]) -> int | None:
-        """Index in ``block`` of the first token whose text completes a stop string, wherever that string began."""
+        """Index in ``block`` of the first token whose text completes a stop string, wherever that string began.
+
+        Looked for token by token, as decoded text need not grow by appending (an unfinished character changes with
+        the next token), and in the last tokens alone, enough for every character of the string to take several.
+        """
         if not self.strings or self.decode is None:
             return None
-
-        def hit(end: int) -> bool:
-            text = self.decode([*generated, *block[:end]])  # type: ignore[misc]
-            return any(s in text for s in self.strings)
-
-        if not hit(len(block)):
-            return None
-        return next((i for i in range(len(block)) if hit(i + 1)), None)
+        window = TOKENS_PER_CHARACTER * (max(map(len, self.strings)) + 1)
+        for i in range(len(block)):
+            text = self.decode([*generated, *block[: i + 1]][-window:])
+            if any(s in text for s in self.strings):
+                return i
+        return None

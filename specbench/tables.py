@@ -6,8 +6,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-COLUMNS = ("drafter", "k", "tokens/s", "tokens/pass", "acceptance", "speedup", "95 % CI", "lossless")
-CATEGORY_COLUMNS = ("category", "tokens/s", "tokens/pass", "acceptance", "speedup", "95 % CI")
+COLUMNS = ("drafter", "k", "tokens/pass", "acceptance", "tokens/s", "plain", "speedup", "95 % CI", "lossless")
+CATEGORY_COLUMNS = ("category", "tokens/pass", "acceptance", "tokens/s", "plain", "speedup", "95 % CI")
 
 TEXT = ("drafter", "category", "lossless")  # the others hold numbers
 
@@ -35,14 +35,32 @@ def setting(run: Run) -> tuple[str, ...]:
 
 
 def by_setting(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs grouped by ``setting``, in order of first appearance; failed runs join the group they would have been in."""
+    """Runs that may stand in one table, in order of first appearance: same target files, precision, prompts, sampling,
+    lengths, batch size, stops, seed, code, packages and machine. Failed runs join those they would have been with."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        config, target = run["config"], run["target"]
-        shared = [config["sampling"], config["max_new_tokens"], config["batch_size"], run["dataset"]["sha256"]]
-        key = str([target["name"], target["dtype"], target["device"], *shared])
+        config, target, origin = run["config"], run["target"], run["provenance"]
+        shared = {name: config[name] for name in ("sampling", "max_new_tokens", "batch_size", "stop", "seed")}
+        same = [origin["code_sha256"], origin["packages"], origin["machine"], run["dataset"]["sha256"]]
+        key = str([shared, target["files"], target["dtype"], target["device"], *same])
         groups.setdefault(key, []).append(run)
     return list(groups.values())
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What to call each run of a group: the drafter's name and, where runs of one name and k differ in the drafter's
+    options, those options."""
+    called = []
+    for run in runs:
+        name, options = run["drafter"]["name"], run["config"]["drafter"]
+        twins = [
+            r["config"]["drafter"]
+            for r in runs
+            if (r["drafter"]["name"], r["drafter"]["k"]) == (name, run["drafter"]["k"])
+        ]
+        differing = [key for key in options if any(twin.get(key) != options[key] for twin in twins)]
+        called.append(" ".join([name, *(f"{key}={options[key]}" for key in differing)]))
+    return called
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
@@ -50,41 +68,27 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (run["status"] != "ok", run.get("metrics", {}).get("speedup") or 0.0))
 
 
-def row(run: Run) -> list[str]:
+def row(run: Run, label: str) -> list[str]:
     """The cells of one run under ``COLUMNS``."""
-    name, k = run["drafter"]["name"], str(run["drafter"]["k"])
     if run["status"] != "ok":
-        return [name, k, "–", "–", "–", "–", "–", "failed"]
-    measured = run["metrics"]
-    return [name, k, *_numbers(measured), _verdict(measured["lossless"])]
-
-
-def category_rows(run: Run) -> list[list[str]]:
-    """The cells of each category under ``CATEGORY_COLUMNS``."""
-    return [[category, *_numbers(measured)] for category, measured in run["by_category"].items()]
-
-
-def baseline_speed(runs: Sequence[Run]) -> float | None:
-    """Plain decoding's tokens/s in the first finished run of a group."""
-    return next((run["metrics"]["baseline_decode_tokens_per_s"] for run in runs if run["status"] == "ok"), None)
+        return [label, str(run["drafter"]["k"]), *["–"] * (len(COLUMNS) - 3), "failed"]
+    return [label, str(run["drafter"]["k"]), *_numbers(run["metrics"]), _verdict(run["metrics"]["lossless"])]
 
 
 def terminal(runs: Sequence[Run]) -> Table:
     """One group of runs as a table for the terminal."""
     table = _table(COLUMNS)
-    for run in runs:
-        table.add_row(*row(run), style="red" if run["status"] != "ok" else None)
-    speed = baseline_speed(runs)
-    if speed is not None:
-        table.caption = f"speedup over plain decoding of the same prompts, interleaved ({speed:.1f} tokens/s)"
+    for run, label in zip(runs, labels(runs), strict=True):
+        table.add_row(*row(run, label), style="red" if run["status"] != "ok" else None)
+    table.caption = "plain: tokens/s of plain decoding of the same prompts, interleaved"
     return table
 
 
 def terminal_by_category(run: Run) -> Table:
     """One run's categories as a table for the terminal."""
     table = _table(CATEGORY_COLUMNS)
-    for cells in category_rows(run):
-        table.add_row(*cells)
+    for category, measured in run["by_category"].items():
+        table.add_row(category, *_numbers(measured))
     return table
 
 
@@ -93,27 +97,29 @@ def markdown(runs: Sequence[Run]) -> str:
     runs say why below it."""
     lines = [" · ".join(title(runs)), "", "| " + " | ".join(COLUMNS) + " |"]
     lines.append("|" + "|".join("---" if c in TEXT else "---:" for c in COLUMNS) + "|")
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row(run)) + " |" for run in runs]
+    for run, label in zip(runs, labels(runs), strict=True):
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row(run, label)) + " |")
     lines += [f"\n{run['drafter']['name']} failed: {run['error']}" for run in runs if run["status"] != "ok"]
     origin = runs[0]["provenance"]
     commit = (origin["git"] or {}).get("commit")
-    code = f"commit {commit[:10]}" if commit else f"specbench {origin['specbench']}"
     machine = origin["machine"]
-    device = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
-    speed = baseline_speed(runs)
-    lines += [
-        "",
-        f"Plain decoding: {speed:.1f} tokens/s. " if speed is not None else "",
-        f"{device}; torch {origin['packages']['torch']}; {origin['started']}; {code}; "
-        f"runs {', '.join(run['id'] for run in runs)}.",
+    facts = [
+        machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads",
+        f"torch {origin['packages']['torch']}",
+        f"commit {commit[:10]}" if commit else f"specbench {origin['specbench']}",
+        " to ".join(sorted({run["provenance"]["started"][:10] for run in runs})),
+        f"runs {', '.join(run['id'] for run in runs)}",
     ]
-    return "\n".join(lines) + "\n"
+    lines += ["", "plain: tokens/s of plain decoding of the same prompts, interleaved in the same run.", ""]
+    return "\n".join([*lines, "; ".join(facts) + "."]) + "\n"
 
 
 def _table(columns: Sequence[str]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, caption_justify="left")  # 80 columns suffice
     for column in columns:
-        table.add_column(column, justify="left" if column in TEXT else "right", no_wrap=True)
+        table.add_column(
+            column, justify="left" if column in TEXT else "right", no_wrap=column not in TEXT, overflow="fold"
+        )
     return table
 
 
@@ -125,9 +131,10 @@ def title(runs: Sequence[Run]) -> tuple[str, ...]:
 def _numbers(measured: Mapping[str, Any]) -> list[str]:
     interval = measured["speedup_ci95"]
     return [
-        _show(measured["decode_tokens_per_s"], "{:.1f}"),
         _show(measured["tokens_per_pass"], "{:.2f}"),
         _show(measured["acceptance_rate"], "{:.0%}"),
+        _show(measured["decode_tokens_per_s"], "{:.1f}"),
+        _show(measured["baseline_decode_tokens_per_s"], "{:.1f}"),
         _show(measured["speedup"], "{:.2f}x"),
         "–" if interval is None else f"{interval[0]:.2f}–{interval[1]:.2f}",
     ]
@@ -140,6 +147,8 @@ def _show(value: float | None, form: str) -> str:
 def _verdict(lossless: Mapping[str, Any]) -> str:
     if lossless["verdict"] == "equal":
         return f"equal {lossless['equal']}/{lossless['prompts']}"
+    if lossless["verdict"] == "law":
+        return "by law"
     if lossless["verdict"] == "near-tie":
         return f"near-tie {lossless['near_ties']}/{lossless['prompts']}"
     return f"MISMATCH {lossless['mismatches']}/{lossless['prompts']}"

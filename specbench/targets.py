@@ -24,6 +24,7 @@ from specbench import packaged
 from specbench.errors import ConfigError, nearest
 from specbench.model import CausalLM
 
+READ = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.py")  # the files a model is made of
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,7 +62,7 @@ def load_hf(
     if not folder.is_dir():
         if path.startswith((".", "/", "~")) or path.count("/") > 1:
             raise ConfigError(f"model folder {path} does not exist; give a folder or a hub id like org/name")
-        folder = _from_hub(path)
+        folder = _from_hub(path, trust_remote_code)
     return _load_folder(folder, dtype, device, name or path.rstrip("/").rsplit("/", 1)[-1], trust_remote_code)
 
 
@@ -193,15 +194,15 @@ def _load_folder(folder: Path, dtype: str, device: str, name: str, trust_remote_
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load a causal LM from {folder}: {error}") from error
     model = model.to(resolved)
-    return CausalLM(model, tokenizer, name=name, files=packaged.digests(folder, "*.safetensors"))
+    return CausalLM(model, tokenizer, name=name, files=packaged.digests(folder, READ))
 
 
-def _from_hub(repo: str) -> Path:
-    """Local copy of a hub repository: configuration, tokenizer and safetensors, nothing that would be executed."""
+def _from_hub(repo: str, trust_remote_code: bool) -> Path:
+    """Local copy of a hub repository: configuration, tokenizer and safetensors; code only where it is trusted."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+    patterns = [pattern for pattern in READ if trust_remote_code or pattern != "*.py"]
     try:
         return Path(snapshot_download(repo, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

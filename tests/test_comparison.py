@@ -32,11 +32,23 @@ def measure(lm, *methods, conversations=CONVERSATIONS, shared=None):
     return plain, compare(lm, conversations, plain, methods, shared or settings())
 
 
-def test_arms_take_turns_at_going_first(llama):
+@pytest.mark.parametrize("extra", [0, 1, 2])
+def test_arms_stand_equally_often_at_each_place_whoever_needs_a_reference(llama, extra):
+    arms = [baseline(llama), *(Arm(str(i), NGram(), 1) for i in range(1 + extra)), Arm("oracle", Oracle(), 1)]
+    orders = [comparison._order(arms, batch) for batch in range(24)]
+    for arm in arms[:-1]:
+        places = [order.index(arm) for order in orders]
+        assert len({places.count(place) for place in range(2 + extra)}) == 1
+    followed = {order[order.index(arms[1]) - 1].name for order in orders if order.index(arms[1]) > 0}
+    assert len(followed) > 1 or extra == 0
+
+
+def test_the_order_is_recorded(llama):
     arm = Arm("ngram", NGram(), 2)
     plain, _ = measure(llama, arm)
-    assert [r["order"] for r in plain.steps if r["round"] == 0] == [0, 1, 0, 1, 0]
-    assert [r["order"] for r in arm.steps if r["round"] == 0] == [1, 0, 1, 0, 1]
+    ours, theirs = ([r["order"] for r in a.steps if r["round"] == 0] for a in (plain, arm))
+    assert [a + b for a, b in zip(ours, theirs, strict=True)] == [1] * 5
+    assert {0, 1} == set(ours)
 
 
 def test_arms_that_need_the_baselines_reply_come_last(llama):
@@ -58,8 +70,9 @@ def test_every_turn_is_decoded_once_by_every_arm(llama):
     arm = Arm("ngram", NGram(), 2)
     plain, outcome = measure(llama, arm, shared=settings(batch_size=2))
     uids = [t.request.uid for t in outcome.turns]
-    assert uids == ["a/1", "b/1", "c/1", "a/2", "c/2"]
-    assert [t.batch for t in outcome.turns] == [0, 0, 1, 2, 2]
+    assert uids == ["b/1", "a/1", "c/1", "a/2", "c/2"]  # conversations of as many turns go together, turn by turn
+    placed = {r["uid"]: (r["unit"], r["batch"]) for r in plain.steps}
+    assert placed == {"b/1": (0, 0), "a/1": (1, 1), "c/1": (1, 1), "a/2": (1, 2), "c/2": (1, 2)}
     assert set(plain.replies) == set(arm.replies) == set(uids)
     assert plain.replies == arm.replies
 
@@ -116,6 +129,22 @@ def test_prompts_beyond_the_context_are_left_out_and_named(llama):
         llama, Arm("ngram", NGram(), 2), conversations=[long, *CONVERSATIONS], shared=settings(context=llama.context)
     )
     assert outcome.too_long == ["long/1", "long/2"]
+
+
+def test_a_second_turn_beyond_the_context_is_left_out_and_named(llama):
+    grows = Conversation("grows", "code", ("x" * 400, "y" * 90))
+    plain, outcome = measure(
+        llama, Arm("ngram", NGram(), 2), conversations=[grows, *CONVERSATIONS], shared=settings(context=llama.context)
+    )
+    assert outcome.too_long == ["grows/2"]
+    assert "grows/1" in plain.replies
+
+
+def test_the_rest_goes_on_without_prompts_beyond_the_context(llama):
+    long = Conversation("long", "code", ("x" * 600, "more"))
+    _, outcome = measure(
+        llama, Arm("ngram", NGram(), 2), conversations=[long, *CONVERSATIONS], shared=settings(context=llama.context)
+    )
     assert len(outcome.turns) == 5
 
 

@@ -56,8 +56,8 @@ def test_sampling_instantiates(name):
     assert law.greedy == (name == "greedy")
 
 
-def test_builtin_prompts_instantiate_with_the_limit_and_the_seed_of_the_run():
-    some = instantiate(composed("dataset=builtin", "dataset.limit=8", "seed=5").dataset)
+def test_builtin_prompts_instantiate_with_their_limit_and_seed():
+    some = instantiate(composed("dataset=builtin", "dataset.limit=8", "dataset.seed=5", "seed=9").dataset)
     assert isinstance(some, PromptSet)
     assert some == instantiate(composed("dataset=builtin").dataset).sample(8, seed=5)
 

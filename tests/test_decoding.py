@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 from conftest import FAMILIES, plain_greedy, prompts, run, tiny
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from drafters.ngram import NGram
 from drafters.none import NoDrafter
@@ -12,8 +13,10 @@ from drafters.small_lm import SmallLM
 from drafters.suffix import Suffix
 from specbench.drafting import Drafter, Request
 from specbench.errors import RunError
+from specbench.model import CausalLM
 from specbench.sampling import Sampling
 from specbench.stopping import StopRule
+from specbench.targets import byte_tokenizer
 from specbench.verification import Draft
 
 NEW = 24
@@ -148,10 +151,25 @@ def test_the_context_limit_is_exact(llama, room):
 
 
 def test_learned_positions_reach_exactly_to_the_end_of_their_table():
-    lm = tiny("gpt_neox")
-    prompt = lm.tokenizer("ab " * 167).input_ids  # 501 of 512 positions
+    tokenizer = byte_tokenizer()
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=48, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3
+    )
+    torch.manual_seed(0)
+    lm = CausalLM(AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer, name="gpt2")
+    prompt = tokenizer("ab " * 17).input_ids  # 51 of 64 positions
     (reply,), _ = run(lm, NGram(), [Request("p", prompt)], k=7, stop=StopRule(NEW, context=lm.context))
     assert reply == plain_greedy(lm, prompt, lm.context - len(prompt))
+
+
+def test_a_drafter_that_proposes_nothing_costs_a_plain_pass(llama, monkeypatch):
+    widths = []
+    forward = llama.forward
+    monkeypatch.setattr(
+        llama, "forward", lambda tokens, *a, **kw: widths.append(tokens.shape[1]) or forward(tokens, *a, **kw)
+    )
+    run(llama, NGram(min_n=4), [Request("p", [5, 6, 7])], k=16, stop=StopRule(4))
+    assert widths == [3, 1, 1, 1]
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
@@ -192,25 +210,48 @@ def test_finished_rows_are_inert(llama):
     assert all(row not in s.rows for row in range(3) for s in steps if s.round > ended[row])
 
 
-def test_nan_logits_fail_and_name_the_round(llama, monkeypatch):
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_fail_and_name_the_round(llama, monkeypatch, bad):
     forward, calls = llama.forward, []
 
     def poisoned(*args, **kwargs):
         output = forward(*args, **kwargs)
         calls.append(output)
         if len(calls) == 4:  # prefill, then rounds 1, 2, 3
-            output.logits[0, 0, 7] = torch.nan
+            output.logits[0, 0, 7] = bad
         return output
 
     monkeypatch.setattr(llama, "forward", poisoned)
-    with pytest.raises(RunError, match="NaN in round 3 of prompt p0"):
+    with pytest.raises(RunError, match="NaN or infinite in round 3 of prompt p0"):
         run(llama, NoDrafter(), [Request("p0", [5, 6, 7])], k=0)
 
 
-def test_a_drafter_that_proposes_too_much_is_an_error(llama):
-    class Greedy(Drafter):
-        def propose(self, batch, k):
-            return Draft(torch.zeros(1, k + 1, dtype=torch.long), torch.tensor([k + 1]))
+ONE, TWO = torch.tensor([1]), torch.zeros(1, 2, dtype=torch.long)
 
-    with pytest.raises(RunError, match="drafted 3 tokens where k=2"):
-        run(llama, Greedy(), [Request("p0", [5, 6])], k=2)
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (Draft(torch.zeros(1, 3, dtype=torch.long), ONE), "drafted 3 tokens where k=2"),
+        (Draft(TWO + 100_000, ONE), "outside the vocabulary"),
+        (Draft(TWO - 1, ONE), "outside the vocabulary"),
+        (Draft(TWO, ONE + 2), "counts 3 drafted tokens where it gave 2"),
+        (Draft(TWO.float(), ONE), "drafted torch.float32"),
+        (Draft(torch.zeros(2, 2, dtype=torch.long), ONE), r"\[2, 2\] with counts \[1\]"),
+        (Draft(TWO, ONE, torch.zeros(1, 2, 5)), r"handed on probs \[1, 2, 5\]"),
+    ],
+)
+def test_a_malformed_draft_is_an_error(llama, draft, message):
+    class Wrong(Drafter):
+        def propose(self, batch, k):
+            return draft
+
+    with pytest.raises(RunError, match=message):
+        run(llama, Wrong(), [Request("p0", [5, 6])], k=2)
+
+
+def test_a_stop_string_is_found_where_text_changes_with_the_next_token(llama):
+    """Two tokens make one character: what the first alone reads as must end the text in every arm, or in none."""
+    tokens = llama.tokenizer("é").input_ids
+    stop = StopRule(NEW, strings=("\ufffd",), decode=llama.tokenizer.decode)
+    assert stop.cut([], tokens[:1], 1) == stop.cut([], tokens, 1) == (1, "stop_string")

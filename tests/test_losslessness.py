@@ -99,3 +99,25 @@ def test_summary_counts_each_kind():
     assert (found["largest_near_tie_margin"], found["largest_mismatch_margin"]) == (0.1, 2.0)
     assert summarise([None, tie])["verdict"] == "near-tie"
     assert summarise([None])["verdict"] == "equal"
+
+
+def test_two_wrong_tokens_of_equal_rank_are_no_tie(replied):
+    lm, prompt, _ = replied
+    logits = lm.forward(torch.tensor([prompt]), lm.new_cache(1, 64), last_only=True).logits[0, -1]
+    *_, almost, worst = logits.argsort(descending=True).tolist()
+    found = first_divergence(lm, "p", prompt, [almost], [worst], GREEDY, 0)
+    assert found.margin == pytest.approx((logits.max() - logits[worst]).item(), abs=1e-4)
+
+
+def test_a_token_ruled_out_is_no_tie(llama):
+    prompt = prompts(llama, 1)[0]
+    sampling = Sampling(temperature=1.0, top_k=1)
+    best = plain_greedy(llama, prompt, 1)[0]
+    for wrong in range(0, llama.vocab_size, 20):
+        if wrong != best:
+            assert first_divergence(llama, "p", prompt, [best], [wrong], sampling, 0).margin == math.inf
+
+
+def test_sampled_drafts_are_not_compared_token_by_token():
+    found = summarise([None, Divergence(1, 2.0, 0.0)], by_law=True)
+    assert found == {"verdict": "law", "prompts": 2, "equal": 1}

@@ -1,14 +1,17 @@
 import pytest
 import torch
-from conftest import FAMILIES, mutated, tiny
+from conftest import FAMILIES, mutated, plain_greedy, run, tiny
 from torch import nn
-from transformers import AutoModelForCausalLM, Llama4TextConfig, MambaConfig
+from transformers import AutoModelForCausalLM, Llama4TextConfig, LlamaConfig, MambaConfig
 
+from drafters.ngram import NGram
 from specbench.cache import RaggedCache
+from specbench.drafting import Request
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 from specbench.prepack import PackedLinear
-from specbench.targets import byte_tokenizer
+from specbench.stopping import StopRule
+from specbench.targets import byte_tokenizer, load_tiny
 
 
 def plain_logits(lm, row):
@@ -109,8 +112,10 @@ def test_unknown_attention_is_refused_with_the_reason():
         CausalLM(AutoModelForCausalLM.from_config(config), byte_tokenizer(), name="llama4")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_cache_that_does_not_roll_back_is_refused_at_load(family, monkeypatch):
+def test_a_cache_that_does_not_roll_back_is_refused_at_load(family, dtype, monkeypatch):
+    lm = load_tiny(family, dtype=dtype)
     stale = mutated(
         RaggedCache.update,
         (
@@ -119,9 +124,27 @@ def test_a_cache_that_does_not_roll_back_is_refused_at_load(family, monkeypatch)
         ),
     )
     monkeypatch.setattr(RaggedCache, "update", stale)
-    lm = tiny(family)
     with pytest.raises(ConfigError, match="cannot take tokens back"):
         CausalLM(lm.model, lm.tokenizer, name="stale")
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_frequencies_that_change_with_length_bound_the_context(kind):
+    """Past the original length a cached key would no longer be what it was; so texts end there, and are exact."""
+    half = 6
+    rope = {"rope_type": kind, "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * half, "long_factor": [4.0] * half}
+    config = LlamaConfig(
+        vocab_size=259, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, initializer_range=0.3, rope_parameters=rope,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    lm = CausalLM(AutoModelForCausalLM.from_config(config, dtype=torch.float32), byte_tokenizer(), name=kind)
+    assert lm.context == 32
+    prompt = lm.tokenizer("abc abc abc").input_ids
+    (reply,), _ = run(lm, NGram(), [Request("p", prompt)], k=6, stop=StopRule(100, context=lm.context))
+    assert reply == plain_greedy(lm, prompt, 32 - len(prompt))
 
 
 def test_chat_template_writes_the_only_begin_token(llama):

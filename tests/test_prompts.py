@@ -297,9 +297,9 @@ def test_hub_format_is_read_from_a_local_file(tmp_path, cache_in_tmp, name, kind
     assert reference in (None, conversation.reference)
 
 
-def test_table_samples_by_the_seed_of_the_run(tmp_path, cache_in_tmp):
+def test_table_samples_by_its_own_seed(tmp_path, cache_in_tmp):
     path = jsonl(tmp_path / "part.jsonl", *({"question": f"Number {i}?", "answer": ""} for i in range(20)))
-    some = composed("gsm8k", f"dataset.path={path}", "dataset.limit=5", "seed=3")
+    some = composed("gsm8k", f"dataset.path={path}", "dataset.limit=5", "dataset.seed=3", "seed=9")
     assert some == composed("gsm8k", f"dataset.path={path}").sample(5, seed=3)
 
 

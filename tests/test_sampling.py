@@ -88,7 +88,16 @@ def test_noise_depends_on_seed_and_purpose():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -1}, {"top_k": -2}, {"top_p": 0}, {"top_p": 1.5}, {"min_p": 2}, {"repetition_penalty": 0}],
+    [
+        {"temperature": -1},
+        {"temperature": 1e-9},
+        {"temperature": float("nan")},
+        {"top_k": -2},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+    ],
 )
 def test_impossible_settings_are_refused_by_name(wrong):
     (name, value), *_ = wrong.items()
