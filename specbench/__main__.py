@@ -172,11 +172,10 @@ def _notes(run_json: dict[str, Any]) -> list[str]:
     if prompts is None:  # it failed
         return notes
     if prompts["too_long"]:
-        notes.append(f"{len(prompts['too_long'])} prompts do not fit the context and were left out")
+        few = ", ".join([*prompts["too_long"][:3], *["…"][: len(prompts["too_long"]) > 3]])
+        notes.append(f"prompts left out as they do not fit the context: {len(prompts['too_long'])} ({few})")
     if prompts["smaller_batches"]:
-        notes.append(
-            f"{prompts['smaller_batches']} batches hold fewer prompts than batch_size; use a fitting dataset.limit"
-        )
+        notes.append(f"batches with fewer prompts than batch_size (see dataset.limit): {prompts['smaller_batches']}")
     if run_json["stateful_drafter"]:
         notes.append(f"{run_json['drafter']['name']} learns from earlier prompts: its numbers depend on their order")
     return notes

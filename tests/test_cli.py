@@ -176,7 +176,7 @@ def test_prompt_longer_than_the_context_is_left_out_and_counted(tmp_path, asked,
     (run,) = records(results)
     assert run["prompts"]["turns"] == 2
     assert sorted(run["prompts"]["too_long"]) == ["grows/2", "long/1", "long/2"]
-    assert "3 prompts do not fit the context and were left out" in capsys.readouterr().out
+    assert "prompts left out as they do not fit the context: 3 (" in capsys.readouterr().out
 
 
 def test_context_shorter_than_the_warm_up_runs(asked, results, tmp_path):
