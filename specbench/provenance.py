@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +72,30 @@ def code_sha256() -> str:
 
 def outside_code(config: Any) -> dict[str, str]:
     """Digest of each source file, not of this project, that a ``_target_`` anywhere in ``config`` points into."""
-    found: dict[str, str] = {}
-    if isinstance(config, Mapping):
-        target = config.get("_target_", "")
-        module = importlib.util.find_spec(target.rpartition(".")[0]) if "." in target else None
-        ours = target.split(".")[0] in ("specbench", "drafters")
-        if module is not None and module.origin and not ours and Path(module.origin).is_file():
+    if isinstance(config, list | tuple):
+        return {name: digest for value in config for name, digest in outside_code(value).items()}
+    if not isinstance(config, Mapping):
+        return {}
+    found = outside_code(list(config.values()))
+    target = str(config.get("_target_", ""))
+    if target and target.split(".")[0] not in ("specbench", "drafters"):
+        module = _module(target)
+        if module is not None and module.origin and Path(module.origin).is_file():
             found[module.name] = hashlib.sha256(Path(module.origin).read_bytes()).hexdigest()
-        for value in config.values():
-            found |= outside_code(value)
+    return found
+
+
+def _module(target: str) -> ModuleSpec | None:
+    """The module that holds ``package.module.Class.method``: the longest beginning that is one."""
+    parts, found = target.split("."), None
+    for end in range(1, len(parts)):
+        try:
+            spec = importlib.util.find_spec(".".join(parts[:end]))
+        except (ImportError, ValueError):
+            break
+        if spec is None:
+            break
+        found = spec
     return found
 
 

@@ -133,11 +133,15 @@ def _numbers(measured: Mapping[str, Any]) -> list[str]:
     return [
         _show(measured["tokens_per_pass"], "{:.2f}"),
         _show(measured["acceptance_rate"], "{:.0%}"),
-        _show(measured["decode_tokens_per_s"], "{:.1f}"),
-        _show(measured["baseline_decode_tokens_per_s"], "{:.1f}"),
+        _speed(measured["decode_tokens_per_s"]),
+        _speed(measured["baseline_decode_tokens_per_s"]),
         _show(measured["speedup"], "{:.2f}x"),
         "–" if interval is None else f"{interval[0]:.2f}–{interval[1]:.2f}",
     ]
+
+
+def _speed(value: float | None) -> str:
+    return _show(value, "{:.1f}" if value is None or value < 1000 else "{:.0f}")
 
 
 def _show(value: float | None, form: str) -> str:

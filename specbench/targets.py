@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -34,8 +35,10 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device={device} is unknown; use auto, cpu or cuda") from error
+    except RuntimeError:
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device} is unknown; use auto, cpu or cuda")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device} was asked for and there is no CUDA device; use device=cpu or auto")
     return resolved
@@ -191,7 +194,7 @@ def _load_folder(folder: Path, dtype: str, device: str, name: str, trust_remote_
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=torch_dtype, use_safetensors=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"cannot load a causal LM from {folder}: {error}") from error
     model = model.to(resolved)
     return CausalLM(model, tokenizer, name=name, files=packaged.digests(folder, READ))
@@ -200,12 +203,11 @@ def _load_folder(folder: Path, dtype: str, device: str, name: str, trust_remote_
 def _from_hub(repo: str, trust_remote_code: bool) -> Path:
     """Local copy of a hub repository: configuration, tokenizer and safetensors; code only where it is trusted."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [pattern for pattern in READ if trust_remote_code or pattern != "*.py"]
     try:
         return Path(snapshot_download(repo, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # no network, no such repository, gated: the hub's libraries raise many kinds
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise ConfigError(
             f"cannot fetch {repo} from the Hugging Face hub{offline}: {type(error).__name__}: {error}. "
