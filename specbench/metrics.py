@@ -34,6 +34,8 @@ DEFINITIONS = {
     "peak_memory_bytes": "most memory held while this method ran: resident bytes of the process on a CPU, everything "
     "loaded for the run included; bytes allocated by PyTorch on a GPU",
     "baseline_peak_memory_bytes": "the same while plain decoding ran",
+    "clock_spread": "95th / 5th percentile of the seconds of plain decoding's rounds, which do the same work: 1 is a "
+    "steady machine; what it exceeds 1 by is noise that the intervals see only in part",
     "rounds": "verify passes over a batch",
     "committed_tokens": "tokens committed by verify passes",
     "units": "conversations (groups of them above batch size 1) that the intervals resample",
@@ -71,6 +73,7 @@ def compute(steps: pd.DataFrame, baseline: pd.DataFrame, k: int) -> dict[str, An
         ),
         "end_to_end_speedup": _end_to_end(units),
         "ttft_s": _ratio(ours["prefill_seconds"].sum(), ours["batches"].sum()),
+        "clock_spread": clock_spread(baseline),
         "rounds": int(passes.groupby(["batch", "round"]).ngroups),
         "committed_tokens": int(passes["committed"].sum()),
         "units": len(units),
@@ -99,6 +102,15 @@ def by_category(
         if mixed & set(chosen["batch"]):
             found[name] |= dict.fromkeys(timed)
     return found
+
+
+def clock_spread(baseline: pd.DataFrame) -> float | None:
+    """95th over 5th percentile of the seconds of plain decoding's rounds; None below 20 of them."""
+    rounds = baseline[baseline["round"] > 0].drop_duplicates(["batch", "round"])
+    if len(rounds) < 20:
+        return None
+    low, high = np.percentile(rounds["seconds"], [5, 95])
+    return float(high / low)
 
 
 def acceptance_by_position(passes: pd.DataFrame, k: int) -> tuple[list[float | None], list[float | None]]:

@@ -19,6 +19,8 @@ from specbench.prompts import PromptSet
 
 log = logging.getLogger(__name__)
 
+UNSTEADY = 1.5  # clock_spread above which a run says so
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -113,19 +115,21 @@ def _run_cells(
             "provenance": {**origin, "started": started, "ended": provenance.now()},
             "wall_seconds": time.perf_counter() - clock,
             "machine_load": asdict(load),
-            "warnings": [warning for warning in [load.warning()] if warning],
         }
+        warnings = [load.warning()]
         reason = failure or cell.arm.error
         steps = prompts = None
         if reason is None:
             try:
                 steps, prompts, results = _results(plan, baseline, cell.arm, outcome)
+                warnings.append(_unsteady(results["metrics"]["clock_spread"]))
                 records[id_] = {"status": "ok", "error": None, **common, **results}
             except Exception as error:
                 log.debug("judging %s failed", cell.arm.name, exc_info=True)
                 reason = error
         if reason is not None:
             records[id_] = {"status": "failed", "error": f"{type(reason).__name__}: {reason}", **common}
+        records[id_]["warnings"] = [warning for warning in warnings if warning]
         try:
             record.write(plan.results_dir, records[id_], steps, prompts)
             if reason is None:  # of a time when the drafter could not be bound, and so not be described
@@ -179,6 +183,16 @@ def _results(
     )
     steps = pd.concat([theirs.assign(arm="baseline"), ours.assign(arm="method")], ignore_index=True)
     return steps, prompts, results
+
+
+def _unsteady(spread: float | None) -> str | None:
+    """What to say of a clock that cannot be trusted."""
+    if spread is None or spread < UNSTEADY:
+        return None
+    return (
+        f"the machine is unsteady: plain decoding's rounds, all alike, vary {spread:.1f}-fold in time (95th to 5th "
+        "percentile); intervals may be too narrow, and drafter=none shows by how much"
+    )
 
 
 def _divergence(plan: Plan, baseline: Arm, arm: Arm, uid: str, prompt: Sequence[int]) -> losslessness.Divergence | None:

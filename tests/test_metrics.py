@@ -128,6 +128,14 @@ def test_too_few_prompts_have_no_interval():
     assert metrics.compute(*many(few, [1.0, 1.2] * few), k=0)["speedup_ci95"] is None
 
 
+def test_clock_spread_is_that_of_plain_decodings_rounds():
+    steady = plain(40, seconds=0.5)
+    assert metrics.compute(steady, steady, k=0)["clock_spread"] == 1.0
+    half = pd.concat([plain(40, batch=0, seconds=1.0), plain(40, batch=1, seconds=3.0)])
+    assert metrics.compute(half, half, k=0)["clock_spread"] == 3.0
+    assert metrics.compute(plain(19), plain(19), k=0)["clock_spread"] is None
+
+
 def test_turns_of_one_conversation_are_one_unit():
     """Eight conversations of two turns resample as eight, not sixteen: copies add no information."""
     ours, theirs = many(8, [0.5, 2.0] * 4)
