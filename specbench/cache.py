@@ -53,7 +53,7 @@ class RaggedCache(Cache):
         end = int(lengths.max()) + steps
         if end > self.slots:
             raise ValueError(f"a row needs {end} cache slots and there are {self.slots}")
-        self._attended = min(self.slots, -(-end // BUCKET) * BUCKET)
+        self._attended = _bucketed(end)
         self._slot_ids = (lengths[:, None] + torch.arange(steps)).to(self.device, non_blocking=True)
         return self._slot_ids, torch.arange(self._attended, device=self.device)
 
@@ -95,4 +95,10 @@ class RaggedCache(Cache):
 
     def _allocate(self, like: Tensor) -> Tensor:
         # zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN
-        return like.new_zeros(self.batch, like.shape[1], self.slots, like.shape[3])
+        # whole buckets: were the last one cut short at `slots`, which grows with k, arms that draft differently would
+        # attend to different lengths, and in low precision the kernels would round the same prefill differently
+        return like.new_zeros(self.batch, like.shape[1], _bucketed(self.slots), like.shape[3])
+
+
+def _bucketed(slots: int) -> int:
+    return -(-slots // BUCKET) * BUCKET

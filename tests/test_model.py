@@ -97,6 +97,23 @@ def test_a_row_past_its_slots_is_an_error(llama):
         llama.forward(torch.ones(1, 5, dtype=torch.long), llama.new_cache(1, 4))
 
 
+@pytest.mark.parametrize("slots", [70, 71, 99, 128])
+def test_how_much_is_attended_to_does_not_depend_on_the_room_there_is(llama, slots):
+    """Else arms of different draft length would round the same prefill differently in low precision."""
+    cache = llama.new_cache(1, slots)
+    llama.forward(torch.full((1, 66), 7), cache)
+    assert cache.place(1)[1].shape == (64,)
+    cache.advance(torch.tensor(66))
+    assert cache.place(1)[1].shape == (128,)
+
+
+def test_low_precision_logits_do_not_depend_on_the_room_there_is():
+    lm = load_tiny("llama", dtype="bfloat16")
+    tokens = torch.randint(3, lm.vocab_size, (1, 66))
+    tight, roomy = (lm.forward(tokens, lm.new_cache(1, slots)).logits for slots in (67, 120))
+    assert torch.equal(tight, roomy)
+
+
 SMALL = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
 
 
