@@ -66,7 +66,7 @@ def fetch(name: str, requirements: Sequence[str], members: Sequence[str], sha256
 
 
 def manifest_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 by name of the files of a folder that ``fetch`` returned."""
+    """SHA-256 by name of the files of a folder that ``fetch`` returned, which has just compared them."""
     return dict(json.loads((folder / MANIFEST).read_text())["files"])
 
 
@@ -102,18 +102,12 @@ def _intact(folder: Path) -> bool:
         return False
     try:
         expected = manifest_digests(folder)
-        written = (folder / MANIFEST).stat().st_mtime_ns
-        intact = bool(expected) and all(_unchanged(folder / file, d, written) for file, d in expected.items())
+        intact = bool(expected) and all(file_sha256(folder / file) == digest for file, digest in expected.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         intact = False
     if not intact:
         log.warning("%s does not match its manifest; making it again", folder)
     return intact
-
-
-def _unchanged(path: Path, digest: str, written: int) -> bool:
-    """Whether a file is what the manifest says, which was ``written`` (ns) last of all: read it only if it is newer."""
-    return path.stat().st_mtime_ns <= written or file_sha256(path) == digest
 
 
 def _wheel(requirement: str, by_hand: Path, scratch: Path) -> Path:
