@@ -66,6 +66,18 @@ def test_a_second_turn_follows_the_baselines_reply(llama):
     assert text == f"<s><turn>user: hello</s><turn>assistant: {reply}</s><turn>user: and again</s><turn>assistant: "
 
 
+def test_the_reply_that_a_second_turn_follows_ends_before_the_stop_string(llama):
+    plain, _ = measure(llama)
+    reply = llama.tokenizer.decode(plain.replies["a/1"], skip_special_tokens=True)
+    string = reply[2:4]
+    stopped = settings(strings=(string,), decode=llama.tokenizer.decode)
+    plain, outcome = measure(llama, shared=stopped)
+    assert plain.finish["a/1"] == "stop_string"
+    second = next(t for t in outcome.turns if t.request.uid == "a/2")
+    kept = reply[: reply.find(string)]
+    assert f"<turn>assistant: {kept}</s><turn>user: and again" in llama.tokenizer.decode(second.request.tokens)
+
+
 def test_every_turn_is_decoded_once_by_every_arm(llama):
     arm = Arm("ngram", NGram(), 2)
     plain, outcome = measure(llama, arm, shared=settings(batch_size=2))
