@@ -36,6 +36,7 @@ class SmallLM(Drafter):
             raise ConfigError(f"drafter.proposal={proposal} is unknown; choices: {', '.join(PROPOSALS)}")
         self._source = model
         self.proposal = proposal
+        self._cache: RaggedCache | None = None  # of the batch under way
 
     def bind(self, target: CausalLM) -> None:
         """Load the small model beside the target; refuse another tokenizer."""
@@ -54,19 +55,22 @@ class SmallLM(Drafter):
             raise RunError(
                 f"texts of up to {longest} tokens do not fit the context of {self.lm.name} ({self.lm.context} tokens)"
             )
-        self._cache: RaggedCache = self.lm.new_cache(len(batch), longest)
+        if self._cache is not None:
+            self.lm.recycle(self._cache)
+        self._cache = self.lm.new_cache(len(batch), longest)
+        self.lm.prepare(self._cache, (1, 2))
         for row in range(len(batch)):
-            tokens = torch.tensor([batch.requests[row].tokens], device=batch.device).clamp(max=self.lm.vocab_size - 1)
-            self.lm.forward(tokens, self._cache, row=row, last_only=True)
-            self._cache.advance(torch.tensor(tokens.shape[1]), row=row)
+            tokens = torch.tensor(batch.requests[row].tokens, device=batch.device).clamp(max=self.lm.vocab_size - 1)
+            self.lm.prefill(tokens, self._cache, row)
 
     def propose(self, batch: Batch, k: int) -> Draft:
         """k autoregressive steps of the small model."""
         if k == 0:
             return Draft.empty(len(batch), batch.device)
+        assert self._cache is not None
         committed = torch.from_numpy(batch.lengths)
         self._cache.rewind(committed - 1)  # what it was fed of rejected drafts goes; it never holds the last token
-        logits = self._catch_up(batch)
+        logits = self._catch_up(batch, self._cache)
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
         seen = batch.seen
@@ -91,20 +95,20 @@ class SmallLM(Drafter):
         """The small model's name, size and files."""
         return {"model": self.lm.name, "parameters": self.lm.parameters, "files": self.lm.files}
 
-    def _catch_up(self, batch: Batch) -> Tensor:
+    def _catch_up(self, batch: Batch, cache: RaggedCache) -> Tensor:
         """Feed each row what was committed since the last round; returns logits [B, V] after the last token.
 
         Rows lag by one or two tokens (two after a full accept): shorter ones are padded on the right, and the padding
         is not committed to the cache.
         """
         lengths = torch.from_numpy(batch.lengths)
-        lag = lengths - self._cache.lengths  # [B], at least 1
-        columns = self._cache.lengths[:, None] + torch.arange(int(lag.max()))
+        lag = lengths - cache.lengths  # [B], at least 1
+        columns = cache.lengths[:, None] + torch.arange(int(lag.max()))
         columns = torch.minimum(columns, lengths[:, None] - 1)
         pending = torch.from_numpy(batch.tokens).gather(1, columns).to(batch.device)
         pending = pending.clamp(max=self.lm.vocab_size - 1)  # the target's padding ids may not exist here
-        logits = self.lm.forward(pending, self._cache).logits
-        self._cache.advance(lag)
+        logits = self.lm.forward(pending, cache).logits
+        cache.advance(lag)
         return logits[torch.arange(len(batch)), lag - 1]
 
 

@@ -1,14 +1,18 @@
 """One static key/value cache for a batch whose rows advance unevenly.
 
-Legend: B rows, S tokens in this forward, T slots, H key/value heads, E head width.
+Legend: B rows, S tokens in this forward, T slots, T' slots attended to, H key/value heads, E head width, W numbers kept
+per slot and layer (all key heads, then all value heads).
 
-Every layer keeps ``[B, H, T, E]`` keys and values; every row has a length, the number of slots that hold committed
-tokens. A forward of S tokens writes row b at slots ``length[b] .. length[b]+S-1`` and attends, under a mask made from
-the lengths, to what stands before. Rejecting drafted tokens is not advancing the length: rollback costs nothing, leaves
-no holes, and a sliding window is only another mask. Slot and logical position are the same number.
+Every layer keeps one tensor ``[B, T, W]``; every row has a length, the number of slots that hold committed tokens. A
+forward of S tokens writes row b at slots ``length[b] .. length[b]+S-1`` and attends, under a mask made from the
+lengths, to what stands before. Rejecting drafted tokens is not advancing the length: rollback costs nothing, leaves no
+holes, and a sliding window is only another mask. Slot and logical position are the same number.
 
 Two rows, lengths 3 and 5, S=2: row 0 writes slots 3, 4 and row 1 writes 5, 6. If row 0 keeps one token and row 1 both,
 the lengths become 4 and 7; what stands in row 0's slot 4 is junk that no mask shows and the next forward overwrites.
+
+``place`` is the host's part of a forward; all that follows it reads tensors only, and so can be captured as a CUDA
+graph and replayed for other lengths.
 """
 
 from typing import Any
@@ -28,55 +32,82 @@ class RaggedCache(Cache):
 
     is_compileable = False
 
-    def __init__(self, batch: int, slots: int, device: torch.device, max_position: int | None = None):
-        """``max_position``: largest position id to hand out (learned position tables end there); None for no limit."""
+    def __init__(
+        self, batch: int, slots: int, device: torch.device, max_position: int | None = None, whole: bool = False
+    ):
+        """``max_position``: largest position id to hand out (learned position tables end there); None for no limit.
+        ``whole``: always attend to all slots, so that forwards of S tokens have one shape whatever the lengths are.
+        """
         super().__init__(layers=[])
         self.batch = batch
         self.slots = slots
         self.device = device
         self.max_position = max_position
+        self.whole = whole
         self.lengths = torch.zeros(batch, dtype=torch.long)  # host; [B]
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
+        # whole buckets: were the last one cut short at `slots`, which grows with k, arms that draft differently would
+        # attend to different lengths, and in low precision the kernels would round the same prefill differently
+        self._capacity = bucketed(slots)
+        self.recorded: dict[Any, Any] = {}  # forwards recorded on this cache's memory (see CausalLM)
+        self._kept: dict[int, Tensor] = {}
+        self._starts = torch.zeros(batch, dtype=torch.long, device=device)  # one buffer: captured graphs read it
+        self._offsets = torch.arange(batch, device=device)[:, None] * self._capacity
+        self._ids = torch.arange(self._capacity, device=device)
         self._rows = slice(None)
-        self._slot_ids = torch.empty(0)
+        self._steps = 0
         self._attended = 0
 
-    def place(self, steps: int, row: int | None = None) -> tuple[Tensor, Tensor]:
+    def place(self, steps: int, row: int | None = None) -> None:
         """Say where the next forward writes: ``steps`` tokens for all rows, or for one ``row`` alone.
 
-        Returns the slots written [B, S] (B=1 for one row) and the ids [T'] of the slots attended to.
         Raises ValueError when a row would run past its slots.
         """
         self._rows = slice(None) if row is None else slice(row, row + 1)
-        lengths = self.lengths[self._rows]
-        end = int(lengths.max()) + steps
+        end = int(self.lengths[self._rows].max()) + steps
         if end > self.slots:
             raise ValueError(f"a row needs {end} cache slots and there are {self.slots}")
-        self._attended = _bucketed(end)
-        self._slot_ids = (lengths[:, None] + torch.arange(steps)).to(self.device, non_blocking=True)
-        return self._slot_ids, torch.arange(self._attended, device=self.device)
+        self._steps = steps
+        self._attended = self._capacity if self.whole else bucketed(end)
+        self._starts.copy_(self.lengths, non_blocking=True)
 
-    def position_ids(self) -> Tensor:
-        """Logical positions [B, S] of the tokens placed last. Past the last position only tokens that can never be
-        committed stand, so they are given the last one."""
-        if self.max_position is None:
-            return self._slot_ids
-        return self._slot_ids.clamp(max=self.max_position)
+    def slot_ids(self) -> Tensor:
+        """Slots [B, S] of the tokens placed last (B=1 for one row); remembered for the writes that follow."""
+        slots = self._starts[self._rows, None] + self._ids[: self._steps]
+        self._flat = (slots + self._offsets[self._rows]).view(-1)
+        return slots
+
+    def position_ids(self, slots: Tensor) -> Tensor:
+        """Logical positions of ``slots``. Past the last position only tokens that can never be committed stand, so
+        they are given the last one."""
+        return slots if self.max_position is None else slots.clamp(max=self.max_position)
+
+    def visible(self, slots: Tensor, window: int | None = None) -> Tensor:
+        """Which of the attended slots each written one sees: [B, S, T'] bool. ``window``: only so many back, itself
+        included."""
+        distance = slots[..., None] - self._ids[: self._attended]
+        return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+    def append(self, layer: int, entries: Tensor) -> Tensor:
+        """Write ``entries`` [B, S, W] where ``place`` said; returns what is attended to, [B, T', W]."""
+        if layer not in self._kept:
+            # zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN
+            self._kept[layer] = entries.new_zeros(self.batch, self._capacity, entries.shape[-1])
+        kept = self._kept[layer]
+        kept.view(-1, kept.shape[-1]).index_copy_(0, self._flat, entries.flatten(0, 1))
+        return kept[self._rows, : self._attended]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by the model's attention: write [B, H, S, E] where ``place`` said, return what is attended to."""
-        if layer_idx not in self._keys:
-            self._keys[layer_idx] = self._allocate(key_states)
-            self._values[layer_idx] = self._allocate(value_states)
-        keys = self._keys[layer_idx][self._rows]
-        values = self._values[layer_idx][self._rows]
-        rows = torch.arange(keys.shape[0], device=self.device)[:, None]
-        keys[rows, :, self._slot_ids] = key_states.transpose(1, 2)
-        values[rows, :, self._slot_ids] = value_states.transpose(1, 2)
-        return keys[:, :, : self._attended], values[:, :, : self._attended]
+        """Called by an unmodified model's attention: keys and values [B, H, S, E] in, those attended to out."""
+        keys, values = key_states.transpose(1, 2).flatten(2), value_states.transpose(1, 2).flatten(2)
+        kept = self.append(layer_idx, torch.cat((keys, values), dim=-1))
+        return tuple(
+            part.unflatten(-1, (like.shape[1], like.shape[3])).transpose(1, 2)
+            for part, like in zip(
+                kept.split((keys.shape[-1], values.shape[-1]), -1), (key_states, value_states), strict=True
+            )
+        )
 
     def advance(self, counts: Tensor, row: int | None = None) -> None:
         """Commit the first ``counts`` ([B] or scalar, int64, on the host) of the tokens written last."""
@@ -86,19 +117,23 @@ class RaggedCache(Cache):
         """Forget what stands past ``lengths`` [B] (int64, on the host) in rows that are longer."""
         self.lengths = torch.minimum(self.lengths, lengths)
 
+    def clear(self) -> None:
+        """Forget everything, and keep the memory for other texts."""
+        self.lengths = torch.zeros_like(self.lengths)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that one token takes in all layers written so far."""
+        return sum(kept.shape[-1] * kept.element_size() for kept in self._kept.values())
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Longest committed row. Models ask only where no position ids are given; ours always are."""
         return int(self.lengths.max())
 
     def __len__(self) -> int:
-        return len(self._keys)
-
-    def _allocate(self, like: Tensor) -> Tensor:
-        # zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN
-        # whole buckets: were the last one cut short at `slots`, which grows with k, arms that draft differently would
-        # attend to different lengths, and in low precision the kernels would round the same prefill differently
-        return like.new_zeros(self.batch, like.shape[1], _bucketed(self.slots), like.shape[3])
+        return len(self._kept)
 
 
-def _bucketed(slots: int) -> int:
+def bucketed(slots: int) -> int:
+    """``slots`` rounded up to whole buckets."""
     return -(-slots // BUCKET) * BUCKET

@@ -28,7 +28,8 @@ class Step:
     """What one round did to each row that was active when it began.
 
     Round 0 is the prefill, which yields each row's first token; it is no verify pass. ``seconds`` is the wall time of
-    the whole round, from before the draft to after the commit, shared by its rows.
+    the whole round, from before the draft to after the commit, shared by its rows; ``parts`` splits it where that was
+    asked for, in PARTS.
     sampled: the draft came with the law it was drawn from, and was judged by the accept/residual rule.
     rows: indices into the batch. drafted: proposed tokens, before any cut. proposed, accepted: what counts of them;
     of a text that ends in this round nothing past its end counts. committed: tokens added. finish: why the text ended.
@@ -43,6 +44,11 @@ class Step:
     accepted: list[int]
     committed: list[list[int]]
     finish: list[str | None]
+    parts: dict[str, float] | None = None
+
+
+# draft: proposing; verify: the target's pass; accept: judging the draft by its logits; bookkeeping: the rest
+PARTS = ("draft", "verify", "accept", "bookkeeping")
 
 
 @torch.inference_mode()
@@ -54,33 +60,37 @@ def decode(
     sampling: Sampling,
     seed: int,
     stop: StopRule,
+    split: bool = False,
 ) -> Iterator[Step]:
     """Continue ``requests`` together, drafting ``k`` tokens a round, until each has ended; yields a Step per round.
 
-    Raises RunError, naming the round, if the target's logits are not numbers.
+    ``split`` times the parts of each round, for which the host waits for the device between them: such rounds may be
+    longer. Raises RunError, naming the round, if the target's logits are not numbers.
     """
-    began = perf_counter()
     room = max(len(r.tokens) + stop.room(len(r.tokens)) for r in requests)
     slots = room + k + 1
+    cache = target.new_cache(len(requests), slots, steps=k + 1)
+    target.prepare(cache, range(1, k + 2), drafter.taps)
+    laps = _Laps(target.device, split)
     batch = _new_batch(target, requests, slots, sampling, seed)
-    cache = target.new_cache(len(batch), slots)
     logits, taps = _prefill(target, batch, cache, drafter)
-    _check_numbers(logits, batch, 0)
     first = sampling.choose(logits, _flat(batch.noise_at(0, 1, "target")), batch.seen)
     nothing = Draft.empty(len(batch), target.device)
-    step = _commit(batch, nothing, Verdict(nothing.count, first), stop, 0)
+    step = _commit(batch, _read(nothing, Verdict(nothing.count, first), logits), stop, 0, sampled=False)
     drafter.start(batch, taps)
     _wait(target.device)
-    yield replace(step, seconds=perf_counter() - began)
+    yield replace(step, seconds=laps.total())
 
     round_ = 0
     while batch.active.any():
         round_ += 1
-        began = perf_counter()
+        laps = _Laps(target.device, split)
         draft = drafter.propose(batch, k)
         _check_draft(draft, k, batch, target.vocab_size, drafter)
         block = torch.cat([batch.last()[:, None], draft.tokens], dim=1)  # [B, K+1]
+        laps.mark("draft")
         output = target.forward(block, cache, taps=drafter.taps)
+        laps.mark("verify")
         verdict = verify(
             draft,
             output.logits,
@@ -89,14 +99,38 @@ def decode(
             noise_accept=batch.noise_at(0, block.shape[1] - 1, "accept"),
             seen=batch.seen_after(draft.tokens),
         )
-        _check_numbers(output.logits, batch, round_)
+        laps.mark("accept")
         before = batch.lengths.copy()
-        step = _commit(batch, draft, verdict, stop, round_)
+        sampled = draft.probs is not None and not sampling.greedy
+        step = _commit(batch, _read(draft, verdict, output.logits), stop, round_, sampled)
         cache.advance(torch.from_numpy(batch.lengths - before))
         drafter.observe(batch, verdict, output.taps)
         if not batch.active.any():
             _wait(target.device)  # what is still under way belongs to this round, not to whoever comes next
-        yield replace(step, seconds=perf_counter() - began)
+        laps.mark("bookkeeping")
+        yield replace(step, seconds=laps.total(), parts=laps.parts if split else None)
+    target.recycle(cache)
+
+
+class _Laps:
+    """The clock of a round."""
+
+    def __init__(self, device: torch.device, split: bool):
+        self.parts = dict.fromkeys(PARTS, 0.0)
+        self._device, self._split = device, split
+        self._began = self._last = perf_counter()
+
+    def mark(self, part: str) -> None:
+        """What was done since the last mark was ``part``."""
+        if self._split:
+            _wait(self._device)
+            now = perf_counter()
+            self.parts[part] += now - self._last
+            self._last = now
+
+    def total(self) -> float:
+        """Seconds since the round began, up to the last mark where it is split: then its parts sum to it."""
+        return (self._last if self._split and self._last > self._began else perf_counter()) - self._began
 
 
 def _new_batch(target: CausalLM, requests: Sequence[Request], slots: int, sampling: Sampling, seed: int) -> Batch:
@@ -123,23 +157,30 @@ def _prefill(
     """
     logits, taps = [], []
     for row in range(len(batch)):
-        tokens = torch.from_numpy(batch.text(row)).to(target.device)[None]
-        output = target.forward(tokens, cache, row=row, taps=drafter.taps, last_only=True)
-        cache.advance(torch.tensor(tokens.shape[1]), row=row)
+        output = target.prefill(torch.from_numpy(batch.text(row)).to(target.device), cache, row, drafter.taps)
         logits.append(output.logits[0, -1])
         if output.taps is not None:
             taps.append(output.taps[0])
     return torch.stack(logits), taps or None
 
 
-def _commit(batch: Batch, draft: Draft, verdict: Verdict, stop: StopRule, round_: int) -> Step:
+def _read(draft: Draft, verdict: Verdict, logits: Tensor) -> np.ndarray:
+    """What the host must know of a round, [B, K+4]: drafted tokens, their count, how many were accepted, the target's
+    own token, and whether the logits [B, ..., V] are numbers. Here alone the host waits for the device."""
+    # a maximum over NaN is NaN; a minus infinity that rules a token out is not the maximum
+    sound = logits.amax(dim=-1).reshape(len(logits), -1).isfinite().all(dim=1)
+    columns = (draft.count, verdict.accepted, verdict.next, sound.long())
+    return torch.cat([draft.tokens, torch.stack(columns, dim=1)], dim=1).cpu().numpy()
+
+
+def _commit(batch: Batch, outcome: np.ndarray, stop: StopRule, round_: int, sampled: bool) -> Step:
     """Add to each active row its accepted drafts and the target's own token, up to where the text ends.
 
-    Here the host waits for the device, to see what was accepted.
+    ``outcome`` is what ``_read`` gives; logits that are not numbers fail here, loudly: an argmax over them is a
+    plausible-looking token.
     """
-    drafted, count = draft.tokens.tolist(), draft.count.tolist()
-    accepted, following = verdict.accepted.tolist(), verdict.next.tolist()
-    sampled = draft.probs is not None and not batch.sampling.greedy
+    drafted, (count, accepted, following, sound) = outcome[:, :-4].tolist(), outcome[:, -4:].T.tolist()
+    _check_numbers(sound, batch, round_)
     step = Step(round_, 0.0, sampled, np.flatnonzero(batch.active).tolist(), [], [], [], [], [])
     for row in step.rows:
         block = [*drafted[row][: accepted[row]], following[row]]
@@ -159,15 +200,11 @@ def _commit(batch: Batch, draft: Draft, verdict: Verdict, stop: StopRule, round_
     return step
 
 
-def _check_numbers(logits: Tensor, batch: Batch, round_: int) -> None:
-    """Fail loudly on NaN and overflow: an argmax over them is a plausible-looking token."""
-    # a maximum over NaN is NaN; a minus infinity that rules a token out is not the maximum
-    largest = logits.amax(dim=-1).reshape(len(batch), -1)
-    bad = ~largest.isfinite().all(dim=1).cpu().numpy() & batch.active
-    if bad.any():
-        uids = ", ".join(batch.requests[row].uid for row in np.flatnonzero(bad).tolist())
+def _check_numbers(sound: list[int], batch: Batch, round_: int) -> None:
+    bad = [batch.requests[row].uid for row in np.flatnonzero(batch.active).tolist() if not sound[row]]
+    if bad:
         where = "the prefill" if round_ == 0 else f"round {round_}"
-        raise RunError(f"the target's logits are NaN or infinite in {where} of prompt {uids}")
+        raise RunError(f"the target's logits are NaN or infinite in {where} of prompt {', '.join(bad)}")
 
 
 def _check_draft(draft: Draft, k: int, batch: Batch, vocab_size: int, drafter: Drafter) -> None:

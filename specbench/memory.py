@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of work: of the GPU where the model is on one, else of the process."""
+"""Memory that is left, and the peak of a stretch of work: of the GPU where the model is on one, else of the process."""
 
 import resource
 import sys
@@ -6,10 +6,25 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+import psutil
 import torch
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available(device: torch.device) -> int:
+    """Bytes that can still be allocated: on a GPU, or on the host within the limit of its container."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError, KeyError):  # no container, or none with a limit ("max")
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(stat["inactive_file"]))  # cached files give way
+    return free
 
 
 class PeakMemory:

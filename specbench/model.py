@@ -1,24 +1,29 @@
 """A causal language model that can be asked for several tokens a row, at uneven positions, and take them back.
 
-Legend: B rows, S tokens in this forward, V vocabulary, D hidden width, m taps.
+Legend: B rows, S tokens in this forward, P tokens of a prompt, V vocabulary, D hidden width, m taps.
 
-Any Hugging Face causal LM with full or sliding-window attention runs unmodified: it is handed a ``RaggedCache``,
-explicit positions and masks. A model that cannot take tokens back is refused when it is loaded, with the reason.
+Any Hugging Face causal LM with full or sliding-window attention runs, by the fastest of our ways that it fits. A model
+that cannot take tokens back is refused when it is loaded, with the reason.
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specbench.cache import RaggedCache
-from specbench.errors import ConfigError
+from specbench import fused, memory
+from specbench.cache import RaggedCache, bucketed
+from specbench.errors import ConfigError, RunError, nearest
+from specbench.fused import Fused
+from specbench.graphs import Recorded
 from specbench.prepack import prepack
+from specbench.unmodified import Unmodified, decoder_blocks
+
+log = logging.getLogger(__name__)
 
 # root mean square error of logits, relative to their standard deviation: between the same passes, and that rounding
 # may cause between passes of other shapes
@@ -26,6 +31,11 @@ SAME_PASSES = 1e-3
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 TAKEN = "specbench takes causal LMs with full or sliding-window attention"
 MASK_KINDS = ("full_attention", "sliding_attention")
+ENGINES = ("auto", "plain")
+PREFILL_CHUNK = 512  # tokens; bounds the memory of a prompt's attention masks
+SPARE_CACHES = 2  # kept with their recordings for the next texts
+LEAST_RECORDED = 256  # slots
+LOGIT_BYTES = 12  # a logit, its float32 copy, and its part in a comparison
 
 
 @dataclass(frozen=True)
@@ -37,8 +47,11 @@ class Output:
 
 
 class CausalLM:
-    """A model with its tokenizer, ready to decode. Runs what Hugging Face loads unmodified, but for one thing: on
-    a CPU its linear layers are prepacked (see ``prepack``) unless ``pack=False``.
+    """A model with its tokenizer, ready to decode.
+
+    engine ``auto``: Llama-shaped models run by our own forward (``Fused``), others by transformers'; on a CPU linear
+    layers are prepacked (``prepack``), on a GPU steps are recorded as CUDA graphs (``graphs``). ``plain``: what Hugging
+    Face loads, unmodified.
     """
 
     def __init__(
@@ -48,9 +61,13 @@ class CausalLM:
         *,
         name: str,
         files: dict[str, str] | None = None,
-        pack: bool = True,
+        engine: str = "auto",
+        record: bool | None = None,
     ):
-        """``name`` is for people; ``files`` maps each weight file to its SHA-256."""
+        """``name`` is for people; ``files`` maps each weight file to its SHA-256. ``record``: whether forwards of all
+        rows are recorded and replayed; None: on a GPU. Raises ConfigError for a model that cannot run."""
+        if engine not in ENGINES:
+            raise ConfigError(f"target.engine={engine} is unknown. {nearest(engine, ENGINES)}")
         self.name = name
         self.files = files or {}
         self.model = model.eval().requires_grad_(False)
@@ -58,15 +75,25 @@ class CausalLM:
         self.config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.blocks = _decoder_blocks(model, self.config.num_hidden_layers, name)
+        self.blocks = decoder_blocks(model, name)
         self.vocab_size: int = model.get_output_embeddings().out_features
         self.parameters = sum(p.numel() for p in model.parameters())
-        self._masks = _mask_windows(model, self.config, name)
-        self._additive_mask = model.config._attn_implementation == "eager"
-        self._cache_argument, self._logits_to_keep = _forward_arguments(model, name)
-        if pack:
+        kinds = _layer_kinds(model, self.config, name)
+        window = getattr(self.config, "sliding_window", None)
+        self._windows = {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
+        self._record = self.device.type == "cuda" and engine != "plain" if record is None else record
+        self._spare: list[RaggedCache] = []
+        self._bytes_per_slot = 0  # of the cache; known after the first forward
+        self._decoder: Fused | Unmodified = Unmodified(model, name)
+        reason = fused.unfit(model)
+        if engine == "auto":
+            if reason is None:
+                self._decoder = Fused(model, kinds)
+            else:
+                log.info("%s runs by transformers' own forward, which is slower: %s", name, reason)
             prepack(model)
-        check_rollback(self)
+        self.weight_bytes = _bytes_held(model)
+        self._bytes_per_slot = check_rollback(self).bytes_per_slot
 
     @property
     def context(self) -> int | None:
@@ -106,9 +133,39 @@ class CausalLM:
             )
         return self.tokenizer("\n\n".join(m["content"] for m in messages)).input_ids
 
-    def new_cache(self, batch: int, slots: int) -> RaggedCache:
-        """An empty cache for ``batch`` rows of ``slots`` tokens."""
-        return RaggedCache(batch, slots, self.device, max_position=self.context - 1 if self.context else None)
+    def new_cache(self, batch: int, slots: int, steps: int = 1) -> RaggedCache:
+        """An empty cache for ``batch`` rows of ``slots`` tokens, ``steps`` of them in a forward.
+
+        Raises RunError, with the largest batch that fits, where there is no memory for it.
+        """
+        if self._record:
+            # few sizes, so that recordings serve many texts
+            slots = max(LEAST_RECORDED, 1 << (slots - 1).bit_length())
+            for cache in self._spare:
+                if (cache.batch, cache.slots) == (batch, slots):
+                    self._spare.remove(cache)
+                    return cache
+        row_bytes = bucketed(slots) * self._bytes_per_slot + steps * self.vocab_size * LOGIT_BYTES
+        free = memory.available(self.device)
+        if batch * row_bytes > free:
+            raise RunError(
+                f"batch_size={batch} with texts of up to {slots} tokens needs {batch * row_bytes / 2**30:.1f} GiB for "
+                f"keys, values and logits, and {free / 2**30:.1f} GiB is free; the largest batch that fits is "
+                f"{free // row_bytes}"
+            )
+        limit = self.context - 1 if self.context else None
+        return RaggedCache(batch, slots, self.device, max_position=limit, whole=self._record)
+
+    def recycle(self, cache: RaggedCache) -> None:
+        """Take back a cache that is no longer needed; recordings made on it serve the next texts."""
+        if cache.recorded:
+            cache.clear()
+            self._spare = [cache, *self._spare][:SPARE_CACHES]
+
+    def prepare(self, cache: RaggedCache, steps: Sequence[int], taps: Sequence[int] = ()) -> None:
+        """Record forwards of each number of ``steps`` a row ahead of time, where they are recorded at all."""
+        for count in steps if self._record else ():
+            self.forward(torch.zeros(cache.batch, count, dtype=torch.long, device=self.device), cache, taps=taps)
 
     @torch.inference_mode()
     def forward(
@@ -125,19 +182,42 @@ class CausalLM:
         The cache's lengths stay as they are: the caller commits what it keeps with ``cache.advance``.
         ``row`` runs a single row alone (tokens [1, S]). ``taps``: i asks for the residual stream after i decoder
         blocks (0: embeddings; number of blocks: before the final norm). ``last_only`` computes logits [B, 1, V] of
-        the last token alone.
+        the last token alone. The logits are valid until the next forward on the same cache.
         """
-        slots, attended = cache.place(tokens.shape[1], row)
-        arguments: dict[str, Any] = {self._cache_argument: cache, "position_ids": cache.position_ids()}
-        if last_only and self._logits_to_keep:
-            arguments["logits_to_keep"] = 1
-        with self._tapped(taps) as streams:
-            logits = self.model(
-                input_ids=tokens, attention_mask=self._attention_mask(slots, attended), use_cache=True, **arguments
-            ).logits
-        if last_only:
-            logits = logits[:, -1:]
-        return Output(logits, torch.stack([streams[i] for i in taps], dim=2) if taps else None)
+        for i in taps:
+            if not 0 <= i <= len(self.blocks):
+                raise ConfigError(f"tap {i} does not exist: {self.name} has taps 0..{len(self.blocks)}")
+        cache.place(tokens.shape[1], row)
+
+        def run(tokens: Tensor) -> tuple[Tensor, ...]:
+            logits, streams = self._decoder(tokens, cache, self._windows, taps, last_only)
+            return (logits, torch.stack(streams, dim=2)) if taps else (logits,)
+
+        outputs = self._replay(run, tokens, cache, (*taps, last_only)) if self._record and row is None else run(tokens)
+        return Output(outputs[0], outputs[1] if taps else None)
+
+    def prefill(self, tokens: Tensor, cache: RaggedCache, row: int, taps: Sequence[int] = ()) -> Output:
+        """Run a whole prompt [P] through a row of ``cache`` and commit it: logits [1, 1, V] of its last token, taps
+        [1, P, m, D]."""
+        collected: list[Any] = []
+        for chunk in tokens.split(PREFILL_CHUNK):
+            output = self.forward(chunk[None], cache, row=row, taps=taps, last_only=True)
+            cache.advance(torch.tensor(len(chunk)), row=row)
+            collected.append(output.taps)
+        return Output(output.logits, torch.cat(collected, dim=1) if taps else None)
+
+    def _replay(self, run: Any, tokens: Tensor, cache: RaggedCache, kind: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """``run(tokens)`` by its recording on this cache, made at first use."""
+        key = (tokens.shape[1], *kind)
+        if key not in cache.recorded:
+            try:
+                cache.recorded[key] = Recorded(run, tokens)
+            except RuntimeError as error:
+                log.warning("%s cannot be recorded as a CUDA graph and runs without: %s", self.name, error)
+                self._record = False
+                return run(tokens)
+        logits, *streams = cache.recorded[key](tokens)
+        return logits, *(stream.clone() for stream in streams)  # drafters keep these for later
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -149,41 +229,9 @@ class CausalLM:
         """Logits [..., V] of ``hidden`` [..., D] (taken after the final norm)."""
         return self.model.get_output_embeddings()(hidden)
 
-    def _attention_mask(self, slots: Tensor, attended: Tensor) -> Tensor | dict[str, Tensor]:
-        """Masks [B, 1, S, T'] by kind of layer: which of the ``attended`` slots each of the written ``slots`` sees."""
-        distance = slots[:, None, :, None] - attended  # [B, 1, S, T']
-        masks = {}
-        for kind, window in self._masks.items():
-            visible = distance >= 0
-            if window is not None:
-                visible &= distance < window
-            if self._additive_mask:
-                hidden = torch.finfo(self.dtype).min
-                visible = torch.zeros_like(visible, dtype=self.dtype).masked_fill_(~visible, hidden)
-            masks[kind] = visible
-        return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    @contextmanager
-    def _tapped(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Collect residual streams by hooks on just the blocks asked for."""
-        streams: dict[int, Tensor] = {}
-        handles = []
-        try:
-            for i in taps:
-                if not 0 <= i <= len(self.blocks):
-                    raise ConfigError(f"tap {i} does not exist: {self.name} has taps 0..{len(self.blocks)}")
-                if i == 0:
-                    handles.append(self.blocks[0].register_forward_pre_hook(_keep_input(streams), with_kwargs=True))
-                else:
-                    handles.append(self.blocks[i - 1].register_forward_hook(_keep_output(streams, i)))
-            yield streams
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def check_rollback(lm: CausalLM) -> None:
-    """Prove on a few tokens that ``lm`` can take tokens back; raises ConfigError if it cannot.
+def check_rollback(lm: CausalLM) -> RaggedCache:
+    """Prove on a few tokens that ``lm`` can take tokens back; raises ConfigError if it cannot. Returns the cache.
 
     Two ragged rows are run, filled with junk, rolled back and run on. The logits must be those of the same passes
     without the junk, and, as far as the precision tells, those of each row in one plain forward.
@@ -193,7 +241,7 @@ def check_rollback(lm: CausalLM) -> None:
     junk = torch.randint(0, lm.vocab_size, (2, 3), generator=generator).to(lm.device)
     starts = [5, 8]
 
-    def ragged(with_junk: bool) -> Tensor:
+    def ragged(with_junk: bool) -> tuple[Tensor, RaggedCache]:
         cache = lm.new_cache(2, 16)
         for row, start in enumerate(starts):
             lm.forward(text[row : row + 1, :start], cache, row=row)
@@ -201,10 +249,10 @@ def check_rollback(lm: CausalLM) -> None:
         if with_junk:
             lm.forward(junk, cache)
         block = torch.stack([text[row, start : start + 3] for row, start in enumerate(starts)])
-        return lm.forward(block, cache).logits.float()
+        return lm.forward(block, cache).logits.float(), cache
 
     try:
-        rolled_back, clean = ragged(with_junk=True), ragged(with_junk=False)
+        (rolled_back, _), (clean, cache) = ragged(with_junk=True), ragged(with_junk=False)
         with torch.inference_mode():
             whole = lm.model(input_ids=text, use_cache=False).logits.float()
     except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError, NotImplementedError) as error:
@@ -219,49 +267,29 @@ def check_rollback(lm: CausalLM) -> None:
                 f"{lm.name} cannot take tokens back: after a rollback its logits are off by {off:.1%} of their spread "
                 f"(allowed {allowed:.1%}); {TAKEN}"
             )
+    return cache
 
 
-def _keep_input(streams: dict[int, Tensor]) -> Callable[..., None]:
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        streams[0] = args[0] if args else kwargs["hidden_states"]
-
-    return hook
-
-
-def _keep_output(streams: dict[int, Tensor], i: int) -> Callable[..., None]:
-    def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        streams[i] = output[0] if isinstance(output, tuple) else output
-
-    return hook
-
-
-def _decoder_blocks(model: PreTrainedModel, count: int, name: str) -> nn.ModuleList:
-    """The list of decoder blocks, found by its length in the decoder."""
-    for module in model.get_decoder().modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise ConfigError(f"{name}: found no list of {count} decoder blocks in {type(model).__name__}")
-
-
-def _mask_windows(model: PreTrainedModel, config: Any, name: str) -> dict[str, int | None]:
-    """Window by kind of layer: {"full_attention": None, "sliding_attention": 512}, whichever the model has."""
+def _layer_kinds(model: PreTrainedModel, config: Any, name: str) -> list[str]:
+    """The kind of attention of each block, of ``MASK_KINDS``."""
     if getattr(model, "_is_stateful", False):
         raise ConfigError(
             f"{name} ({type(model).__name__}) keeps recurrent state, which cannot be rolled back after a rejected "
             f"draft; {TAKEN}"
         )
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    every = "sliding_attention" if window else "full_attention"
+    kinds = getattr(config, "layer_types", None) or [every] * config.num_hidden_layers
     unknown = sorted(set(kinds) - set(MASK_KINDS))
     if unknown:
         raise ConfigError(f"{name} has layers of kind {', '.join(unknown)}; specbench takes {' and '.join(MASK_KINDS)}")
-    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
+    return list(kinds)
 
 
-def _forward_arguments(model: PreTrainedModel, name: str) -> tuple[str, bool]:
-    """The name of the cache argument, and whether logits can be computed for the last token alone."""
-    parameters = inspect.signature(model.forward).parameters
-    for argument in ("cache", "past_key_values"):
-        if argument in parameters and "position_ids" in parameters:
-            return argument, "logits_to_keep" in parameters
-    raise ConfigError(f"{name} ({type(model).__name__}) takes no cache with explicit positions")
+def _bytes_held(model: PreTrainedModel) -> int:
+    """Bytes of all weights, in whatever layout, each counted once."""
+    held = {}
+    for module in model.modules():
+        for tensor in [*module.parameters(recurse=False), *getattr(module, "packed_tensors", ())]:
+            held[id(tensor)] = tensor.numel() * tensor.element_size()
+    return sum(held.values())

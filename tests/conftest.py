@@ -22,8 +22,8 @@ FAMILIES = ("llama", "qwen3", "gemma3", "gpt_neox")
 
 
 @cache
-def tiny(family: str, seed: int = 0) -> CausalLM:
-    return load_tiny(family, seed=seed)
+def tiny(family: str, seed: int = 0, engine: str = "auto") -> CausalLM:
+    return load_tiny(family, seed=seed, engine=engine)
 
 
 @pytest.fixture(params=FAMILIES)

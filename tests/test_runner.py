@@ -342,7 +342,7 @@ def edit_json(path, **more):
     ids=["end ids", "config", "chat template"],
 )
 def test_id_changes_with_a_file_of_a_local_target(tmp_path, file, edit):
-    lm = tiny("llama")
+    lm = tiny("llama", engine="plain")
     lm.model.save_pretrained(tmp_path / "model")
     lm.tokenizer.save_pretrained(tmp_path / "model")
 

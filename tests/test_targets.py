@@ -18,6 +18,7 @@ CPU = torch.device("cpu")
 
 
 def save(lm, folder):
+    """Both model and tokenizer, of an ``lm`` loaded with engine="plain"."""
     lm.model.save_pretrained(folder)
     lm.tokenizer.save_pretrained(folder)
     return folder
@@ -25,7 +26,7 @@ def save(lm, folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save(tiny("llama"), tmp_path_factory.mktemp("models") / "small")
+    return save(tiny("llama", engine="plain"), tmp_path_factory.mktemp("models") / "small")
 
 
 def load(folder, dtype="float32", **more):
@@ -109,7 +110,7 @@ def logits(model):
 
 def test_tied_embeddings_stay_tied(tied):
     model, path = tied
-    lm = load(path)
+    lm = load(path, engine="plain")
     head, embedding = lm.model.get_output_embeddings().weight, lm.model.get_input_embeddings().weight
     assert head.data_ptr() == embedding.data_ptr()
     assert lm.parameters == sum(p.numel() for p in model.parameters())
@@ -135,7 +136,7 @@ class Trap:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.bin", "adapter.pt"])
 def test_pickled_weights_are_refused_and_not_opened(llama, tmp_path, name):
-    path = save(llama, tmp_path / "pickled")
+    path = save(tiny("llama", engine="plain"), tmp_path / "pickled")
     (path / "model.safetensors").unlink()
     torch.save({"lm_head.weight": Trap(tmp_path / "sprung")}, path / name)
     with pytest.raises(ConfigError, match=r"cannot load a causal LM from .*pickled"):
@@ -145,7 +146,7 @@ def test_pickled_weights_are_refused_and_not_opened(llama, tmp_path, name):
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
 def test_folder_that_lacks_a_file_is_refused_by_name(llama, tmp_path, missing):
-    path = save(llama, tmp_path / "partial")
+    path = save(tiny("llama", engine="plain"), tmp_path / "partial")
     (path / missing).unlink()
     with pytest.raises(ConfigError, match=r"cannot load a causal LM from .*partial"):
         load(path)
@@ -153,7 +154,7 @@ def test_folder_that_lacks_a_file_is_refused_by_name(llama, tmp_path, missing):
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_folder_with_a_damaged_file_is_refused_by_name(llama, tmp_path, file):
-    path = save(llama, tmp_path / "damaged")
+    path = save(tiny("llama", engine="plain"), tmp_path / "damaged")
     (path / file).write_bytes((path / file).read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"cannot load a causal LM from .*damaged"):
         load(path)
@@ -311,7 +312,7 @@ def test_small_model_in_a_folder_drafts_for_its_own_kind(command, folder):
 
 
 def test_small_model_with_another_tokenizer_is_refused_by_name(command, tmp_path, capsys):
-    stranger = load_tiny(layers=1)
+    stranger = load_tiny(layers=1, engine="plain")
     stranger.tokenizer.add_tokens(["stranger"])
     save(stranger, tmp_path / "strange")
     assert __main__.main([*command, "drafter.model=./strange"]) == 2
@@ -326,7 +327,7 @@ def test_small_model_that_is_nowhere_is_refused(command, capsys):
 
 
 def test_small_model_with_too_short_a_context_fails_its_arm_alone(command, tmp_path, capsys):
-    save(load_tiny(layers=1, context=64), tmp_path / "short")
+    save(load_tiny(layers=1, context=64, engine="plain"), tmp_path / "short")
     assert __main__.main([*command, "drafter.model=./short", "+drafter@compare.ngram=ngram"]) == 1
     runs = {run["drafter"]["name"]: run for run in (record.read(path) for path in record.find([Path("results")]))}
     assert {name: run["status"] for name, run in runs.items()} == {"small_lm": "failed", "ngram": "ok"}

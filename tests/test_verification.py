@@ -34,11 +34,20 @@ class Markov:
     def __init__(self, seed: int):
         self.table = 1.5 * torch.randn(V, V, generator=torch.Generator().manual_seed(seed))
 
-    def new_cache(self, batch, slots):
+    def new_cache(self, batch, slots, steps=1):
         return self
+
+    def prepare(self, cache, steps, taps):
+        pass
+
+    def recycle(self, cache):
+        pass
 
     def advance(self, counts, row=None):
         pass
+
+    def prefill(self, tokens, cache, row, taps):
+        return self.forward(tokens[None], cache, last_only=True)
 
     def forward(self, tokens, cache, row=None, taps=(), last_only=False):
         return Output(self.table[tokens][:, -1:] if last_only else self.table[tokens], None)
