@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from specbench.graphs import Recordings
+
 BUCKET = 64  # slots; forwards attend to a multiple of this, so that few distinct shapes occur
 
 
@@ -48,7 +50,7 @@ class RaggedCache(Cache):
         # whole buckets: were the last one cut short at `slots`, which grows with k, arms that draft differently would
         # attend to different lengths, and in low precision the kernels would round the same prefill differently
         self._capacity = bucketed(slots)
-        self.recorded: dict[Any, Any] = {}  # forwards recorded on this cache's memory (see CausalLM)
+        self.recordings = Recordings(device)  # of forwards on this cache
         self._kept: dict[int, Tensor] = {}
         self._starts = torch.zeros(batch, dtype=torch.long, device=device)  # one buffer: captured graphs read it
         self._offsets = torch.arange(batch, device=device)[:, None] * self._capacity

@@ -1,30 +1,56 @@
-"""A computation on tensors of fixed shape, recorded once on a GPU and replayed by a single launch.
+"""Computations on tensors of fixed shape, recorded once on a GPU and replayed by a single launch.
 
 A small or fast step is many short kernels; launching them one by one from Python takes longer than they run. A CUDA
 graph (Gray 2019) keeps the list, with every address in it: inputs are copied to where the recording read them, and
-outputs lie where it wrote them, until the next replay overwrites them.
+outputs lie where it wrote them, until another replay overwrites them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-REHEARSALS = 2  # runs before the recording, in which libraries choose kernels and allocate their workspaces
+Run = Callable[[Tensor], tuple[Tensor, ...]]
+
+REHEARSALS = 2  # runs before a recording, in which libraries choose kernels and allocate their workspaces
 
 
-class Recorded:
-    """``run(inputs)`` for inputs of one shape. Off a GPU nothing is recorded: the same buffers are filled by running
-    ``run`` again, so that whoever keeps an output too long gets the same wrong answer everywhere."""
+class Recordings:
+    """Recorded computations that share their working memory, by key."""
 
-    def __init__(self, run: Callable[[Tensor], tuple[Tensor, ...]], inputs: Tensor):
-        """Records ``run``; it may read other tensors, whose contents at each replay count, and must not wait for the
-        device nor make decisions by what tensors hold."""
+    def __init__(self, device: torch.device):
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._made: dict[Hashable, _Recorded] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._made
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def replay(self, key: Hashable, run: Run, inputs: Tensor) -> tuple[Tensor, ...]:
+        """``run(inputs)``, recorded at the first call with this ``key``; valid until the next replay.
+
+        ``run`` may read other tensors, whose contents at each replay count. It must not wait for the device, nor
+        decide anything by what tensors hold; then RuntimeError is raised.
+        """
+        if key not in self._made:
+            self._made[key] = _Recorded(run, inputs, self._pool)
+        return self._made[key](inputs)
+
+
+class _Recorded:
+    """Off a GPU nothing is recorded: the same buffers are filled by running again, so that whoever keeps an output too
+    long gets the same wrong answer everywhere."""
+
+    def __init__(self, run: Run, inputs: Tensor, pool: Any):
         self._inputs = inputs.clone()
-        self._run = run
-        self._graph: torch.cuda.CUDAGraph | None = None
         if inputs.device.type != "cuda":
             self._outputs = tuple(output.clone() for output in run(self._inputs))
+            self._refill: Callable[[], object] = lambda: [
+                o.copy_(n) for o, n in zip(self._outputs, run(self._inputs), strict=True)
+            ]
             return
         aside = torch.cuda.Stream(inputs.device)
         aside.wait_stream(torch.cuda.current_stream(inputs.device))
@@ -32,16 +58,12 @@ class Recorded:
             for _ in range(REHEARSALS):
                 run(self._inputs)
         torch.cuda.current_stream(inputs.device).wait_stream(aside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
             self._outputs = run(self._inputs)
+        self._refill = graph.replay
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs for ``inputs``, valid until the next call."""
         self._inputs.copy_(inputs, non_blocking=True)
-        if self._graph is None:
-            for kept, output in zip(self._outputs, self._run(self._inputs), strict=True):
-                kept.copy_(output)
-        else:
-            self._graph.replay()
+        self._refill()
         return self._outputs

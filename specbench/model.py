@@ -19,7 +19,7 @@ from specbench import fused, memory
 from specbench.cache import RaggedCache, bucketed
 from specbench.errors import ConfigError, RunError, nearest
 from specbench.fused import Fused
-from specbench.graphs import Recorded
+from specbench.graphs import Run
 from specbench.prepack import prepack
 from specbench.unmodified import Unmodified, decoder_blocks
 
@@ -158,14 +158,15 @@ class CausalLM:
 
     def recycle(self, cache: RaggedCache) -> None:
         """Take back a cache that is no longer needed; recordings made on it serve the next texts."""
-        if cache.recorded:
+        if len(cache.recordings):
             cache.clear()
             self._spare = [cache, *self._spare][:SPARE_CACHES]
 
     def prepare(self, cache: RaggedCache, steps: Sequence[int], taps: Sequence[int] = ()) -> None:
         """Record forwards of each number of ``steps`` a row ahead of time, where they are recorded at all."""
         for count in steps if self._record else ():
-            self.forward(torch.zeros(cache.batch, count, dtype=torch.long, device=self.device), cache, taps=taps)
+            if (count, *taps, False) not in cache.recordings:
+                self.forward(torch.zeros(cache.batch, count, dtype=torch.long, device=self.device), cache, taps=taps)
 
     @torch.inference_mode()
     def forward(
@@ -206,17 +207,14 @@ class CausalLM:
             collected.append(output.taps)
         return Output(output.logits, torch.cat(collected, dim=1) if taps else None)
 
-    def _replay(self, run: Any, tokens: Tensor, cache: RaggedCache, kind: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """``run(tokens)`` by its recording on this cache, made at first use."""
-        key = (tokens.shape[1], *kind)
-        if key not in cache.recorded:
-            try:
-                cache.recorded[key] = Recorded(run, tokens)
-            except RuntimeError as error:
-                log.warning("%s cannot be recorded as a CUDA graph and runs without: %s", self.name, error)
-                self._record = False
-                return run(tokens)
-        logits, *streams = cache.recorded[key](tokens)
+    def _replay(self, run: Run, tokens: Tensor, cache: RaggedCache, kind: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """``run(tokens)`` by its recording; a model that cannot be recorded says so once and runs without."""
+        try:
+            logits, *streams = cache.recordings.replay((tokens.shape[1], *kind), run, tokens)
+        except RuntimeError as error:
+            log.warning("%s cannot be recorded as a CUDA graph and runs without: %s", self.name, error)
+            self._record = False
+            return run(tokens)
         return logits, *(stream.clone() for stream in streams)  # drafters keep these for later
 
     @torch.inference_mode()
