@@ -5,10 +5,10 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test test-fast check reproduce
+.PHONY: help setup bench bench-engine test test-fast check reproduce
 
 help: ## explain the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with exact versions; does nothing when it is up to date
 
@@ -21,6 +21,21 @@ bench: setup ## compare the drafters on the default model (minutes); table and f
 	$(RUN) -m specbench experiment=quick
 	@$(RUN) scripts/make_tables.py results/quick --out results/quick
 	@$(RUN) scripts/make_figures.py results/quick --out results/quick
+
+bench-engine: setup .venv-vllm/.ready .venv-openvino/.ready ## plain decoding against other engines (half an hour, 4 GB of packages)
+	$(RUN) scripts/bench_engine.py --vllm .venv-vllm/bin/python --openvino .venv-openvino/bin/python
+
+.venv-vllm/.ready: scripts/peers/vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/peers/vllm.txt
+	@# its media packages are built for another torch than its own, and text needs none of them
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+.venv-openvino/.ready: scripts/peers/openvino.txt
+	$(PYTHON) -m venv .venv-openvino
+	.venv-openvino/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/peers/openvino.txt
+	@touch $@
 
 test: setup ## all tests, on tiny models and on the default model
 	$(RUN) -m pytest

@@ -57,6 +57,7 @@ class SmallLM(Drafter):
             )
         if self._cache is not None:
             self.lm.recycle(self._cache)
+            self._cache = None  # should there be no room for the next
         self._cache = self.lm.new_cache(len(batch), longest)
         self.lm.prepare(self._cache, (1, 2))
         for row in range(len(batch)):

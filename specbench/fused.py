@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from specbench.cache import RaggedCache
-from specbench.prepack import Part, merge
+from specbench.prepack import merge
 
 SHAPES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
@@ -33,14 +33,17 @@ def unfit(model: Any) -> str | None:
     """Why ``model`` cannot run here, in words; None if it can."""
     if type(model) not in SHAPES:
         return f"{type(model).__name__} is not Llama-shaped"
-    attention = model.model.layers[0].self_attn
-    if 2 * len(model.model.rotary_emb.inv_freq) != attention.head_dim:
+    if 2 * len(model.model.rotary_emb.inv_freq) != model.model.layers[0].self_attn.head_dim:
         return "it rotates a part of each head only"
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    if any(type(p) not in (nn.Linear, Part) for p in projections):
-        return f"its projections are of a kind of their own, {type(projections[0]).__name__}"
-    if len({getattr(p, "bias", None) is None for p in projections}) > 1:
-        return "some of its attention projections have a bias and some have none"
+    for block in model.model.layers:
+        attention = block.self_attn
+        layers = [m for m in (*attention.children(), *block.mlp.children()) if hasattr(m, "out_features")]
+        strange = [type(layer).__name__ for layer in layers if type(layer) is not nn.Linear]
+        if strange:
+            return f"it has linear layers of a kind of their own, {strange[0]}"
+        joined = (attention.q_proj, attention.k_proj, attention.v_proj), (block.mlp.gate_proj, block.mlp.up_proj)
+        if any(len({getattr(layer, "bias", None) is None for layer in together}) > 1 for together in joined):
+            return "of the layers that are joined some have a bias and some have none"
     return None
 
 

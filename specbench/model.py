@@ -7,7 +7,8 @@ that cannot take tokens back is refused when it is loaded, with the reason.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from specbench.errors import ConfigError, RunError, nearest
 from specbench.fused import Fused
 from specbench.graphs import Run
 from specbench.prepack import prepack
+from specbench.quantise import quantise
 from specbench.unmodified import Unmodified, decoder_blocks
 
 log = logging.getLogger(__name__)
@@ -62,13 +64,18 @@ class CausalLM:
         name: str,
         files: dict[str, str] | None = None,
         engine: str = "auto",
+        quant: str | None = None,
         record: bool | None = None,
     ):
-        """``name`` is for people; ``files`` maps each weight file to its SHA-256. ``record``: whether forwards of all
-        rows are recorded and replayed; None: on a GPU. Raises ConfigError for a model that cannot run."""
+        """``name`` is for people; ``files`` maps each weight file to its SHA-256; ``quant``: int8 or int4 (see
+        ``quantise``). ``record``: whether forwards of all rows are recorded and replayed; None: on a GPU. Raises
+        ConfigError for a model that cannot run."""
         if engine not in ENGINES:
             raise ConfigError(f"target.engine={engine} is unknown. {nearest(engine, ENGINES)}")
+        if engine == "plain" and quant is not None:
+            raise ConfigError(f"target.quant={quant} changes the model, which target.engine=plain forbids; drop one")
         self.name = name
+        self.quant = quant
         self.files = files or {}
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
@@ -83,17 +90,22 @@ class CausalLM:
         self._windows = {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
         self._record = self.device.type == "cuda" and engine != "plain" if record is None else record
         self._spare: list[RaggedCache] = []
-        self._bytes_per_slot = 0  # of the cache; known after the first forward
+        self.bytes_per_slot = 0  # keys and values of a token; known after the first forward
         self._decoder: Fused | Unmodified = Unmodified(model, name)
+        self.engine = "transformers"  # whose forward it runs by
+        whole = whole_logits(model, name)
         reason = fused.unfit(model)
         if engine == "auto":
             if reason is None:
-                self._decoder = Fused(model, kinds)
+                self._decoder, self.engine = Fused(model, kinds), "fused"
             else:
                 log.info("%s runs by transformers' own forward, which is slower: %s", name, reason)
+            if quant is not None:
+                quantise(self.blocks, quant)
+                whole = whole_logits(model, name)  # it is another model now
             prepack(model)
-        self.weight_bytes = _bytes_held(model)
-        self._bytes_per_slot = check_rollback(self).bytes_per_slot
+        self.weight_bytes, self.pass_bytes = _weight_bytes(model)
+        self.bytes_per_slot = check_rollback(self, whole).bytes_per_slot
 
     @property
     def context(self) -> int | None:
@@ -145,8 +157,11 @@ class CausalLM:
                 if (cache.batch, cache.slots) == (batch, slots):
                     self._spare.remove(cache)
                     return cache
-        row_bytes = bucketed(slots) * self._bytes_per_slot + steps * self.vocab_size * LOGIT_BYTES
+        row_bytes = bucketed(slots) * self.bytes_per_slot + steps * self.vocab_size * LOGIT_BYTES
         free = memory.available(self.device)
+        if batch * row_bytes > free and self._spare:
+            self._spare.clear()
+            free = memory.available(self.device)
         if batch * row_bytes > free:
             raise RunError(
                 f"batch_size={batch} with texts of up to {slots} tokens needs {batch * row_bytes / 2**30:.1f} GiB for "
@@ -228,36 +243,29 @@ class CausalLM:
         return self.model.get_output_embeddings()(hidden)
 
 
-def check_rollback(lm: CausalLM) -> RaggedCache:
+def check_rollback(lm: CausalLM, whole: Tensor) -> RaggedCache:
     """Prove on a few tokens that ``lm`` can take tokens back; raises ConfigError if it cannot. Returns the cache.
 
     Two ragged rows are run, filled with junk, rolled back and run on. The logits must be those of the same passes
-    without the junk, and, as far as the precision tells, those of each row in one plain forward.
+    without the junk, and, as far as the precision tells, ``whole``: those of the model as it came, of each row in one
+    plain forward (see ``whole_logits``).
     """
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(0, lm.vocab_size, (2, 12), generator=generator).to(lm.device)
-    junk = torch.randint(0, lm.vocab_size, (2, 3), generator=generator).to(lm.device)
-    starts = [5, 8]
+    text = _check_text(lm.vocab_size, lm.device)
+    junk = text.flip(1)[:, :CHECKED]
 
     def ragged(with_junk: bool) -> tuple[Tensor, RaggedCache]:
-        cache = lm.new_cache(2, 16)
-        for row, start in enumerate(starts):
+        cache = lm.new_cache(2, text.shape[1])
+        for row, start in enumerate(CHECK_STARTS):
             lm.forward(text[row : row + 1, :start], cache, row=row)
             cache.advance(torch.tensor(start), row=row)
         if with_junk:
             lm.forward(junk, cache)
-        block = torch.stack([text[row, start : start + 3] for row, start in enumerate(starts)])
+        block = torch.stack([text[row, start : start + CHECKED] for row, start in enumerate(CHECK_STARTS)])
         return lm.forward(block, cache).logits.float(), cache
 
-    try:
+    with _refusing(lm.name):
         (rolled_back, _), (clean, cache) = ragged(with_junk=True), ragged(with_junk=False)
-        with torch.inference_mode():
-            whole = lm.model(input_ids=text, use_cache=False).logits.float()
-    except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError, NotImplementedError) as error:
-        raise ConfigError(
-            f"{lm.name} does not run with a ragged cache ({type(error).__name__}: {error}); {TAKEN}"
-        ) from error
-    plain = torch.stack([whole[row, start : start + 3] for row, start in enumerate(starts)])
+    plain = torch.stack([whole[row, start : start + CHECKED] for row, start in enumerate(CHECK_STARTS)])
     for expected, allowed in ((clean, SAME_PASSES), (plain, ROUNDING[lm.dtype])):
         off = ((rolled_back - expected).square().mean().sqrt() / expected.std()).item()
         if not off <= allowed:
@@ -266,6 +274,35 @@ def check_rollback(lm: CausalLM) -> RaggedCache:
                 f"(allowed {allowed:.1%}); {TAKEN}"
             )
     return cache
+
+
+@torch.inference_mode()
+def whole_logits(model: PreTrainedModel, name: str) -> Tensor:
+    """Logits [2, tokens, V], float32, of the rows of ``check_rollback`` by one forward of the model itself."""
+    vocab_size = model.get_output_embeddings().out_features
+    with _refusing(name):
+        return model(input_ids=_check_text(vocab_size, model.device), use_cache=False).logits.float()
+
+
+CHECK_STARTS, CHECKED = (5, 8), 3  # tokens before a row's block, and in it
+
+
+def _check_text(vocab_size: int, device: torch.device) -> Tensor:
+    size = (2, max(CHECK_STARTS) + CHECKED + 1)
+    return torch.randint(0, vocab_size, size, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Whatever goes wrong inside means that the model is not one of ours."""
+    try:
+        yield
+    except RunError:  # no memory: not the model's fault
+        raise
+    except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"{name} does not run with a ragged cache ({type(error).__name__}: {error}); {TAKEN}"
+        ) from error
 
 
 def _layer_kinds(model: PreTrainedModel, config: Any, name: str) -> list[str]:
@@ -284,10 +321,13 @@ def _layer_kinds(model: PreTrainedModel, config: Any, name: str) -> list[str]:
     return list(kinds)
 
 
-def _bytes_held(model: PreTrainedModel) -> int:
-    """Bytes of all weights, in whatever layout, each counted once."""
+def _weight_bytes(model: PreTrainedModel) -> tuple[int, int]:
+    """Bytes of all weights, in whatever layout, each counted once; and of those that every pass reads: all but an
+    embedding table that is not the head's as well, of which a pass reads a few rows."""
     held = {}
     for module in model.modules():
         for tensor in [*module.parameters(recurse=False), *getattr(module, "packed_tensors", ())]:
             held[id(tensor)] = tensor.numel() * tensor.element_size()
-    return sum(held.values())
+    table = model.get_input_embeddings().weight
+    shared = getattr(model.get_output_embeddings(), "weight", None) is table
+    return sum(held.values()), sum(held.values()) - (0 if shared else held[id(table)])

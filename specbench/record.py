@@ -102,6 +102,18 @@ def write(
     return folder
 
 
+def write_file(path: Path, text: str) -> None:
+    """Write one file whole or not at all, making its folder. Raises RunError if the disk does not take it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise RunError(f"could not write {path}: {error.strerror or error}") from error
+
+
 def _sweep(results_dir: Path, id_: str) -> None:
     """Remove what processes that no longer live left half-written for this id."""
     for leftover in results_dir.glob(f".{id_}.*"):

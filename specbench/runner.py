@@ -226,6 +226,8 @@ def _describe_target(target: CausalLM) -> dict[str, Any]:
     return {
         "name": target.name,
         "dtype": str(target.dtype).removeprefix("torch."),
+        "quant": target.quant,
+        "engine": target.engine,
         "device": target.device.type,
         "parameters": target.parameters,
         "context": target.context,

@@ -26,12 +26,16 @@ def setting(run: Run) -> tuple[str, ...]:
     prompts = f"{counted['turns']} prompts of {run['dataset']['name']}" if counted else run["dataset"]["name"]
     return (
         run["target"]["name"],
-        f"{run['target']['dtype']} on {run['target']['device']}",
+        f"{_precision(run['target'])} on {run['target']['device']}",
         prompts,
         law,
         f"{config['max_new_tokens']} new tokens",
         f"batch {config['batch_size']}",
     )
+
+
+def _precision(target: Mapping[str, Any]) -> str:
+    return target["dtype"] if target.get("quant") is None else f"{target['dtype']} with {target['quant']} weights"
 
 
 def by_setting(runs: Sequence[Run]) -> list[list[Run]]:
@@ -42,7 +46,7 @@ def by_setting(runs: Sequence[Run]) -> list[list[Run]]:
         config, target, origin = run["config"], run["target"], run["provenance"]
         shared = {name: config[name] for name in ("sampling", "max_new_tokens", "batch_size", "stop", "seed")}
         same = [origin["code_sha256"], origin["packages"], origin["machine"], run["dataset"]["sha256"]]
-        key = str([shared, target["files"], target["dtype"], target["device"], *same])
+        key = str([shared, target["files"], _precision(target), target["device"], *same])
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 

