@@ -11,8 +11,8 @@ holes, and a sliding window is only another mask. Slot and logical position are 
 Two rows, lengths 3 and 5, S=2: row 0 writes slots 3, 4 and row 1 writes 5, 6. If row 0 keeps one token and row 1 both,
 the lengths become 4 and 7; what stands in row 0's slot 4 is junk that no mask shows and the next forward overwrites.
 
-``place`` is the host's part of a forward; all that follows it reads tensors only, and so can be captured as a CUDA
-graph and replayed for other lengths.
+``place`` is the host's part of a forward; all that follows reads tensors only, and so can be recorded and replayed for
+other lengths.
 """
 
 from typing import Any
@@ -52,12 +52,11 @@ class RaggedCache(Cache):
         self._capacity = bucketed(slots)
         self.recordings = Recordings(device)  # of forwards on this cache
         self._kept: dict[int, Tensor] = {}
-        self._starts = torch.zeros(batch, dtype=torch.long, device=device)  # one buffer: captured graphs read it
-        self._offsets = torch.arange(batch, device=device)[:, None] * self._capacity
+        self._starts = torch.zeros(batch, dtype=torch.long, device=device)  # one buffer: recorded forwards read it
         self._ids = torch.arange(self._capacity, device=device)
         self._rows = slice(None)
-        self._steps = 0
         self._attended = 0
+        self._where: Tensor | None = None  # of the writes of this forward
 
     def place(self, steps: int, row: int | None = None) -> None:
         """Say where the next forward writes: ``steps`` tokens for all rows, or for one ``row`` alone.
@@ -68,48 +67,47 @@ class RaggedCache(Cache):
         end = int(self.lengths[self._rows].max()) + steps
         if end > self.slots:
             raise ValueError(f"a row needs {end} cache slots and there are {self.slots}")
-        self._steps = steps
         self._attended = self._capacity if self.whole else bucketed(end)
         self._starts.copy_(self.lengths, non_blocking=True)
+        self._where = None
 
-    def slot_ids(self) -> Tensor:
-        """Slots [B, S] of the tokens placed last (B=1 for one row); remembered for the writes that follow."""
-        slots = self._starts[self._rows, None] + self._ids[: self._steps]
-        self._flat = (slots + self._offsets[self._rows]).view(-1)
-        return slots
+    @property
+    def starts(self) -> Tensor:
+        """First slot that the forward writes in each of its rows, [B]."""
+        return self._starts[self._rows]
+
+    @property
+    def ids(self) -> Tensor:
+        """The slots it attends to, [T']."""
+        return self._ids[: self._attended]
 
     def position_ids(self, slots: Tensor) -> Tensor:
         """Logical positions of ``slots``. Past the last position only tokens that can never be committed stand, so
         they are given the last one."""
         return slots if self.max_position is None else slots.clamp(max=self.max_position)
 
-    def visible(self, slots: Tensor, window: int | None = None) -> Tensor:
-        """Which of the attended slots each written one sees: [B, S, T'] bool. ``window``: only so many back, itself
-        included."""
-        distance = slots[..., None] - self._ids[: self._attended]
-        return distance >= 0 if window is None else (distance >= 0) & (distance < window)
-
-    def append(self, layer: int, entries: Tensor) -> Tensor:
-        """Write ``entries`` [B, S, W] where ``place`` said; returns what is attended to, [B, T', W]."""
-        if layer not in self._kept:
+    def layer(self, index: int, like: Tensor) -> Tensor:
+        """What a layer keeps of the forward's rows, [B, T, W]: a view, to write to. ``like`` [..., W] gives the width
+        and kind of a layer that is not there yet."""
+        if index not in self._kept:
             # zeros, not empty: a masked slot is multiplied by zero, and zero times a stray NaN is NaN
-            self._kept[layer] = entries.new_zeros(self.batch, self._capacity, entries.shape[-1])
-        kept = self._kept[layer]
-        kept.view(-1, kept.shape[-1]).index_copy_(0, self._flat, entries.flatten(0, 1))
-        return kept[self._rows, : self._attended]
+            self._kept[index] = like.new_zeros(self.batch, self._capacity, like.shape[-1])
+        return self._kept[index][self._rows]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by an unmodified model's attention: keys and values [B, H, S, E] in, those attended to out."""
         keys, values = key_states.transpose(1, 2).flatten(2), value_states.transpose(1, 2).flatten(2)
-        kept = self.append(layer_idx, torch.cat((keys, values), dim=-1))
-        return tuple(
-            part.unflatten(-1, (like.shape[1], like.shape[3])).transpose(1, 2)
-            for part, like in zip(
-                kept.split((keys.shape[-1], values.shape[-1]), -1), (key_states, value_states), strict=True
-            )
-        )
+        entries = torch.cat((keys, values), dim=-1)
+        kept = self.layer(layer_idx, entries)
+        if self._where is None:
+            self._where = places(written_slots(entries, self.starts), kept)
+        write(kept, entries, self._where)
+        kept = kept[:, : self._attended]
+        heads = (kept[..., : keys.shape[-1]], key_states), (kept[..., keys.shape[-1] :], value_states)
+        keys, values = (part.unflatten(-1, (like.shape[1], like.shape[3])).transpose(1, 2) for part, like in heads)
+        return keys, values
 
     def advance(self, counts: Tensor, row: int | None = None) -> None:
         """Commit the first ``counts`` ([B] or scalar, int64, on the host) of the tokens written last."""
@@ -134,6 +132,29 @@ class RaggedCache(Cache):
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def written_slots(tokens: Tensor, starts: Tensor) -> Tensor:
+    """Slots [B, S] that a forward of ``tokens`` [B, S] writes, from ``starts`` [B] on."""
+    return starts[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+
+
+def visible(slots: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
+    """Which of the slots ``ids`` [T'] each written one of ``slots`` [B, S] sees: [B, S, T'] bool. ``window``: only so
+    many back, itself included."""
+    distance = slots[..., None] - ids
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def places(slots: Tensor, kept: Tensor) -> Tensor:
+    """Where the slots [B, S] stand among all slots of all rows of ``kept`` [B, T, W]: [B*S]."""
+    rows = torch.arange(kept.shape[0], device=kept.device)
+    return (slots + rows[:, None] * kept.shape[1]).flatten()
+
+
+def write(kept: Tensor, entries: Tensor, where: Tensor) -> None:
+    """Put ``entries`` [B, S, W] into ``kept`` [B, T, W], in place, at the ``places`` [B*S]."""
+    kept.view(-1, kept.shape[2]).index_copy_(0, where, entries.flatten(0, 1))
 
 
 def bucketed(slots: int) -> int:

@@ -23,16 +23,22 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specbench.cache import RaggedCache
+from specbench.cache import RaggedCache, places, visible, write, written_slots
 from specbench.prepack import merge
+from specbench.traced import Traced
 
 SHAPES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+
+LENGTH_DEPENDENT = {"dynamic", "longrope"}  # kinds of rotary embedding
 
 
 def unfit(model: Any) -> str | None:
     """Why ``model`` cannot run here, in words; None if it can."""
     if type(model) not in SHAPES:
         return f"{type(model).__name__} is not Llama-shaped"
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in LENGTH_DEPENDENT:
+        return "its rotary frequencies depend on the length of the text"
     if 2 * len(model.model.rotary_emb.inv_freq) != model.model.layers[0].self_attn.head_dim:
         return "it rotates a part of each head only"
     for block in model.model.layers:
@@ -47,64 +53,89 @@ def unfit(model: Any) -> str | None:
     return None
 
 
-class Fused:
-    """``model``'s forward; merges its layers in place, and leaves it runnable (see ``prepack.Part``)."""
+class FusedDecoder:
+    """``Fused`` on a ragged cache; on a CPU it is traced."""
 
-    def __init__(self, model: Any, kinds: Sequence[str]):
-        """``kinds``: the kind of attention of each block, a key of the windows given to ``forward``."""
-        decoder = model.model
-        self.embedding = decoder.embed_tokens
-        self.rotary = decoder.rotary_emb
-        self.blocks = [Block(block, i, kind) for i, (block, kind) in enumerate(zip(decoder.layers, kinds, strict=True))]
-        self.norm = RMSNorm(decoder.norm)
-        self.model = model
+    kind = "fused"
+
+    def __init__(self, model: Any, kinds: Sequence[str], windows: dict[str, int | None], name: str):
+        """See ``Fused``; ``name`` is for people."""
+        fused = Fused(model, kinds, windows)
+        # on a GPU steps are recorded as a whole, and Python does not run at all
+        self._forward = fused if model.device.type == "cuda" else Traced(fused, name)
+        attention = model.model.layers[0].self_attn
+        width = 2 * model.config.num_key_value_heads * attention.head_dim
+        self._layers = len(model.model.layers)
+        self._entry = torch.empty(width, dtype=model.dtype, device=model.device)
 
     def __call__(
+        self, tokens: Tensor, cache: RaggedCache, taps: tuple[int, ...] = (), last_only: bool = False
+    ) -> tuple[Tensor, ...]:
+        """tokens [B, S] at the slots ``cache`` was told -> what ``Fused`` gives."""
+        kept = [cache.layer(i, self._entry) for i in range(self._layers)]
+        return self._forward(tokens, cache.starts, cache.ids, kept, taps=taps, last_only=last_only)
+
+
+class Fused(nn.Module):
+    """``model``'s forward; merges its layers in place, and leaves it runnable (see ``prepack.Part``)."""
+
+    def __init__(self, model: Any, kinds: Sequence[str], windows: dict[str, int | None]):
+        """``kinds``: the kind of attention of each block; ``windows``: how far back each kind sees, None for all."""
+        super().__init__()
+        self.model = model
+        self._windows = windows
+        self._blocks = [Block(block, kind) for block, kind in zip(model.model.layers, kinds, strict=True)]
+        self._norm = RMSNorm(model.model.norm)
+
+    def forward(
         self,
         tokens: Tensor,
-        cache: RaggedCache,
-        windows: dict[str, int | None],
+        starts: Tensor,
+        ids: Tensor,
+        kept: list[Tensor],
         taps: Sequence[int] = (),
         last_only: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """tokens [B, S] at the slots ``cache`` was told -> logits [B, S, V] (of the last token alone: [B, 1, V]) and
-        the residual streams [B, S, D] after the numbers of blocks in ``taps``."""
-        slots = cache.slot_ids()
-        x = self.embedding(tokens)
-        cos, sin = self.rotary(x, cache.position_ids(slots))
-        rotation = self.blocks[0].attention.rotation(cos, sin)
-        masks = {kind: self._mask(cache.visible(slots, window), x.dtype) for kind, window in windows.items()}
-        streams = {0: x}
-        for i, block in enumerate(self.blocks):
-            x = block(x, cache, rotation, masks)
-            if i + 1 in taps:
-                streams[i + 1] = x
+    ) -> tuple[Tensor, ...]:
+        """tokens [B, S], at slots from ``starts`` [B] on, attending to the slots ``ids`` [T'], of what each layer has
+        ``kept`` [B, T, W] -> logits [B, S, V] (of the last token alone: [B, 1, V]); and, if there are ``taps``, the
+        residual streams after those numbers of blocks [B, S, m, D]."""
+        slots = written_slots(tokens, starts)
+        x = self.model.model.embed_tokens(tokens)
+        cos, sin = self.model.model.rotary_emb(x, slots)
+        rotation = self._blocks[0].attention.rotation(cos, sin)
+        masks = {kind: self._mask(visible(slots, ids, window), x.dtype) for kind, window in self._windows.items()}
+        where = places(slots, kept[0])
+        streams = [x]
+        for block, layer in zip(self._blocks, kept, strict=True):
+            x = block(x, layer, where, rotation, masks)
+            streams.append(x)
         if last_only:
             x = x[:, -1:]
-        return self.model.lm_head(self.norm(x)), [streams[i] for i in taps]
+        logits = self.model.lm_head(self._norm(x))
+        return (logits, torch.stack([streams[i] for i in taps], dim=2)) if taps else (logits,)
 
-    def _mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
-        """visible [B, S, T'] -> what is added to the scores [B, 1, S*G, T']: a token's G query heads stand together."""
-        added = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-        return added.repeat_interleave(self.blocks[0].attention.group, dim=1)[:, None]
+    def _mask(self, seen: Tensor, dtype: torch.dtype) -> Tensor:
+        """seen [B, S, T'] -> what is added to the scores [B, 1, S*G, T']: a token's G query heads stand together."""
+        added = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+        return added.repeat_interleave(self._blocks[0].attention.group, dim=1)[:, None]
 
 
 class Block:
     """A decoder block: attention and a gated perceptron, each read from a normed residual stream and added to it."""
 
-    def __init__(self, block: Any, index: int, kind: str):
+    def __init__(self, block: Any, kind: str):
         self.kind = kind
         self.attention_norm = RMSNorm(block.input_layernorm)
-        self.attention = Attention(block.self_attn, index)
+        self.attention = Attention(block.self_attn)
         self.mlp_norm = RMSNorm(block.post_attention_layernorm)
         self.mlp = block.mlp
         merge(self.mlp, ("gate_proj", "up_proj"), "gate_up_proj")
 
     def __call__(
-        self, x: Tensor, cache: RaggedCache, rotation: tuple[Tensor, Tensor], masks: dict[str, Tensor]
+        self, x: Tensor, kept: Tensor, where: Tensor, rotation: tuple[Tensor, Tensor], masks: dict[str, Tensor]
     ) -> Tensor:
         """x [B, S, D] -> [B, S, D]."""
-        x = x + self.attention(self.attention_norm(x), cache, rotation, masks[self.kind])
+        x = x + self.attention(self.attention_norm(x), kept, where, rotation, masks[self.kind])
         gate, up = self.mlp.gate_up_proj(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.mlp.down_proj(self.mlp.act_fn(gate) * up)
 
@@ -112,8 +143,7 @@ class Block:
 class Attention:
     """Grouped-query attention over a ragged cache (Ainslie et al. 2023), with rotary positions (Su et al. 2021)."""
 
-    def __init__(self, attention: Any, index: int):
-        self.index = index
+    def __init__(self, attention: Any):
         self.layers = attention  # looked up at each call: they may be packed later
         self.width = attention.head_dim
         self.heads = attention.config.num_attention_heads
@@ -136,22 +166,23 @@ class Attention:
         still = cos[:, :, :staying]
         return torch.cat((cos, torch.ones_like(still)), dim=2), torch.cat((sin, torch.zeros_like(still)), dim=2)
 
-    def __call__(self, x: Tensor, cache: RaggedCache, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, kept: Tensor, where: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         """x [B, S, D] -> [B, S, D]."""
         batch, steps, _ = x.shape
-        qkv = self.layers.qkv_proj(x).view(batch, steps, -1, self.width)  # [B, S, H+2K, E]
+        qkv = self.layers.qkv_proj(x).view(batch, steps, self.heads + 2 * self.kv_heads, self.width)  # [B, S, H+2K, E]
         if self.head_norms is not None:
             q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
             qkv = torch.cat((self.head_norms[0](q), self.head_norms[1](k), v), dim=2)
         cos, sin = rotation
         qkv = torch.addcmul(qkv * cos, qkv.roll(self.width // 2, dims=-1), sin)
-        kept = cache.append(self.index, qkv[:, :, self.heads :].flatten(2)).unflatten(-1, (-1, self.width))
-        keys, values = kept.transpose(1, 2).split(self.kv_heads, dim=1)  # [B, K, T', E]
+        write(kept, qkv[:, :, self.heads :].flatten(2), where)
+        attended = kept[:, : mask.shape[-1]].unflatten(-1, (2 * self.kv_heads, self.width))
+        keys, values = attended.transpose(1, 2).split(self.kv_heads, dim=1)  # [B, K, T', E]
         q = qkv[:, :, : self.heads].unflatten(2, (self.kv_heads, self.group)).transpose(1, 2)
         q = q.reshape(batch, self.kv_heads, steps * self.group, self.width)
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self.scale)
         out = out.unflatten(2, (steps, self.group)).transpose(1, 2)
-        return self.layers.o_proj(out.reshape(batch, steps, -1))
+        return self.layers.o_proj(out.reshape(batch, steps, self.heads * self.width))
 
 
 class RMSNorm:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specbench import fused, memory
 from specbench.cache import RaggedCache, bucketed
 from specbench.errors import ConfigError, RunError, nearest
-from specbench.fused import Fused
+from specbench.fused import FusedDecoder
 from specbench.graphs import Run
 from specbench.prepack import prepack
 from specbench.quantise import quantise
@@ -91,13 +91,12 @@ class CausalLM:
         self._record = self.device.type == "cuda" and engine != "plain" if record is None else record
         self._spare: list[RaggedCache] = []
         self.bytes_per_slot = 0  # keys and values of a token; known after the first forward
-        self._decoder: Fused | Unmodified = Unmodified(model, name)
-        self.engine = "transformers"  # whose forward it runs by
+        self._decoder: FusedDecoder | Unmodified = Unmodified(model, self._windows, name)
         whole = whole_logits(model, name)
         reason = fused.unfit(model)
         if engine == "auto":
             if reason is None:
-                self._decoder, self.engine = Fused(model, kinds), "fused"
+                self._decoder = FusedDecoder(model, kinds, self._windows, name)
             else:
                 log.info("%s runs by transformers' own forward, which is slower: %s", name, reason)
             if quant is not None:
@@ -106,6 +105,11 @@ class CausalLM:
             prepack(model)
         self.weight_bytes, self.pass_bytes = _weight_bytes(model)
         self.bytes_per_slot = check_rollback(self, whole).bytes_per_slot
+
+    @property
+    def engine(self) -> str:
+        """Whose forward it runs by: ``fused`` (ours) or ``transformers``."""
+        return self._decoder.kind
 
     @property
     def context(self) -> int | None:
@@ -206,8 +210,7 @@ class CausalLM:
         cache.place(tokens.shape[1], row)
 
         def run(tokens: Tensor) -> tuple[Tensor, ...]:
-            logits, streams = self._decoder(tokens, cache, self._windows, taps, last_only)
-            return (logits, torch.stack(streams, dim=2)) if taps else (logits,)
+            return self._decoder(tokens, cache, tuple(taps), last_only)
 
         outputs = self._replay(run, tokens, cache, (*taps, last_only)) if self._record and row is None else run(tokens)
         return Output(outputs[0], outputs[1] if taps else None)
@@ -326,7 +329,7 @@ def _weight_bytes(model: PreTrainedModel) -> tuple[int, int]:
     embedding table that is not the head's as well, of which a pass reads a few rows."""
     held = {}
     for module in model.modules():
-        for tensor in [*module.parameters(recurse=False), *getattr(module, "packed_tensors", ())]:
+        for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             held[id(tensor)] = tensor.numel() * tensor.element_size()
     table = model.get_input_embeddings().weight
     shared = getattr(model.get_output_embeddings(), "weight", None) is table

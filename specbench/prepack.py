@@ -17,6 +17,14 @@ from torch import Tensor, nn
 EXPECTED_TOKENS = 16
 
 
+# in TorchScript's own words, as a trace cannot write down the kernel's empty list of scalars
+_packed = torch.jit.CompilationUnit("""
+def linear(x: Tensor, packed: Tensor, bias: Optional[Tensor]) -> Tensor:
+    scalars = torch.jit.annotate(List[Optional[number]], [])
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", scalars, "")
+""")
+
+
 class PackedLinear(nn.Module):
     """``y = x W^T + b`` with W [out, in] kept in oneDNN's layout; takes the place of an ``nn.Linear`` for inference."""
 
@@ -26,16 +34,12 @@ class PackedLinear(nn.Module):
         self.out_features = linear.out_features
         self.bias = linear.bias
         weight = linear.weight.detach().contiguous()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_TOKENS)
-
-    @property
-    def packed_tensors(self) -> tuple[Tensor, ...]:
-        """What it keeps besides parameters."""
-        return (self.packed,)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_TOKENS)
+        self.register_buffer("packed", packed, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return _packed.linear(x, self.packed, self.bias)
 
 
 class Part(nn.Module):

@@ -27,14 +27,9 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = linear.weight.detach().float()
         scale = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        self.integers = (weight / scale[:, None]).round().to(torch.int8)
-        self.scale = scale.to(linear.weight.dtype)
+        self.register_buffer("integers", (weight / scale[:, None]).round().to(torch.int8), persistent=False)
+        self.register_buffer("scale", scale.to(linear.weight.dtype), persistent=False)
         self.bias = linear.bias
-
-    @property
-    def packed_tensors(self) -> tuple[Tensor, ...]:
-        """What it keeps besides parameters."""
-        return self.integers, self.scale
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
@@ -54,16 +49,12 @@ class Int4Linear(nn.Module):
         low, high = weight.amin(dim=-1, keepdim=True), weight.amax(dim=-1, keepdim=True)
         step = (high - low).clamp(min=torch.finfo(torch.float32).tiny) / LEVELS
         levels = ((weight - low) / step).round().clamp(0, LEVELS).to(torch.int32).flatten(1)
-        self.integers = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, INNER_TILES)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, INNER_TILES)
+        self.register_buffer("integers", packed, persistent=False)
         # [groups, out, 2]: a weight is (level - CENTRE) * step + offset
         scales = torch.cat((step, low + CENTRE * step), dim=-1).transpose(0, 1)
-        self.scales = scales.contiguous().to(linear.weight.dtype)
+        self.register_buffer("scales", scales.contiguous().to(linear.weight.dtype), persistent=False)
         self.bias = linear.bias
-
-    @property
-    def packed_tensors(self) -> tuple[Tensor, ...]:
-        """What it keeps besides parameters."""
-        return self.integers, self.scales
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""

@@ -12,16 +12,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specbench.cache import RaggedCache
+from specbench.cache import RaggedCache, visible, written_slots
 from specbench.errors import ConfigError
 
 
 class Unmodified:
-    """``model``'s own forward; called like ``Fused``."""
+    """``model``'s own forward; called like ``FusedDecoder``."""
 
-    def __init__(self, model: PreTrainedModel, name: str):
-        """Raises ConfigError, naming ``name``, if the model takes no cache or no positions."""
+    kind = "transformers"
+
+    def __init__(self, model: PreTrainedModel, windows: dict[str, int | None], name: str):
+        """``windows``: how far back each kind of attention sees, None for all. Raises ConfigError, naming ``name``, if
+        the model takes no cache or no positions."""
         self.model = model
+        self._windows = windows
         self.blocks = decoder_blocks(model, name)
         self._additive_mask = model.config._attn_implementation == "eager"
         self._cache_argument, self._logits_to_keep = _forward_arguments(model, name)
@@ -30,29 +34,30 @@ class Unmodified:
         self,
         tokens: Tensor,
         cache: RaggedCache,
-        windows: dict[str, int | None],
         taps: Sequence[int] = (),
         last_only: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """tokens [B, S] at the slots ``cache`` was told -> logits [B, S, V] (of the last token alone: [B, 1, V]) and
-        the residual streams [B, S, D] after the numbers of blocks in ``taps``."""
-        slots = cache.slot_ids()
+    ) -> tuple[Tensor, ...]:
+        """tokens [B, S] at the slots ``cache`` was told -> logits [B, S, V] (of the last token alone: [B, 1, V]); and,
+        if there are ``taps``, the residual streams after those numbers of blocks [B, S, m, D]."""
+        slots = written_slots(tokens, cache.starts)
         arguments: dict[str, Any] = {self._cache_argument: cache, "position_ids": cache.position_ids(slots)}
         if last_only and self._logits_to_keep:
             arguments["logits_to_keep"] = 1
-        masks = {kind: self._mask(cache.visible(slots, window)) for kind, window in windows.items()}
+        masks = {kind: self._mask(visible(slots, cache.ids, window)) for kind, window in self._windows.items()}
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
         with self._tapped(taps) as streams:
             logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=True, **arguments).logits
-        return logits[:, -1:] if last_only else logits, [streams[i] for i in taps]
+        if last_only:
+            logits = logits[:, -1:]
+        return (logits, torch.stack([streams[i] for i in taps], dim=2)) if taps else (logits,)
 
-    def _mask(self, visible: Tensor) -> Tensor:
-        """visible [B, S, T'] -> mask [B, 1, S, T'] as the model's attention wants it."""
+    def _mask(self, seen: Tensor) -> Tensor:
+        """seen [B, S, T'] -> mask [B, 1, S, T'] as the model's attention wants it."""
         if self._additive_mask:
             dtype = self.model.dtype
             hidden = torch.finfo(dtype).min
-            visible = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)
-        return visible[:, None]
+            seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
+        return seen[:, None]
 
     @contextmanager
     def _tapped(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:

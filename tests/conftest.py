@@ -8,6 +8,8 @@ from functools import cache
 import pytest
 import torch
 
+from specbench import cache as cache_module
+from specbench import fused, unmodified
 from specbench.comparison import Arm
 from specbench.decoding import decode
 from specbench.drafting import Drafter, Request
@@ -75,6 +77,19 @@ def baseline(lm: CausalLM) -> Arm:
     from drafters.none import NoDrafter
 
     return Arm("baseline", NoDrafter(), 0)
+
+
+def untrace(monkeypatch: pytest.MonkeyPatch, lm: CausalLM) -> None:
+    """Run the fused forward itself: a trace remembers the code as it was."""
+    monkeypatch.setattr(lm._decoder, "_forward", lm._decoder._forward.module)
+
+
+def break_cache(monkeypatch: pytest.MonkeyPatch, name: str, *replacements: tuple[str, str]) -> None:
+    """Put a deliberate bug into a function of specbench.cache, wherever it is used."""
+    broken = mutated(getattr(cache_module, name), *replacements)
+    for module in (cache_module, fused, unmodified):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, broken)
 
 
 def mutated(function: Callable, *replacements: tuple[str, str]) -> Callable:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import mutated, tiny
+from conftest import break_cache, mutated, tiny
 
 import specbench.decoding
-from specbench.cache import RaggedCache
 from specbench.graphs import _Recorded
 from specbench.targets import TINY
 from specbench.verification import verify
@@ -90,7 +89,7 @@ def test_every_family_precision_and_drafter_is_checked(script, monkeypatch, tmp_
 
 
 def test_stale_keys_fail(script, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(RaggedCache, "append", mutated(RaggedCache.append, ("index_copy_", "index_add_")))
+    break_cache(monkeypatch, "write", ("index_copy_", "index_add_"))
     code, found = check(script, monkeypatch, tmp_path, "--skip-speed")
     assert code == 1
     assert not found["sound"]
