@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from specbench.drafting import Batch
@@ -13,14 +14,15 @@ def draft_rows(batch: Batch, k: int, propose_row: Callable[[int], Sequence[int]]
 
     It is as wide as its longest row: where nothing is proposed the verify pass is one of plain decoding.
     """
-    tokens = torch.zeros(len(batch), k, dtype=torch.long)
-    count = torch.zeros(len(batch), dtype=torch.long)
+    tokens = np.zeros((len(batch), k), dtype=np.int64)
+    count = np.zeros(len(batch), dtype=np.int64)
     for row in range(len(batch)):
         if batch.active[row]:
             proposal = list(propose_row(row))[:k]
             count[row] = len(proposal)
-            tokens[row, : len(proposal)] = torch.tensor(proposal, dtype=torch.long)
-    return Draft(tokens[:, : int(count.max())].to(batch.device), count.to(batch.device))
+            tokens[row, : len(proposal)] = proposal
+    tokens = np.ascontiguousarray(tokens[:, : count.max()])
+    return Draft(torch.from_numpy(tokens).to(batch.device), torch.from_numpy(count).to(batch.device))
 
 
 def cut_at_end(proposal: Sequence[int], end_ids: frozenset[int]) -> Sequence[int]:

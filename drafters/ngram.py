@@ -46,13 +46,20 @@ class NGram(Drafter):
         >>> NGram().continuation(np.array([7, 8, 9, 5, 7, 8]), k=3)
         [9, 5, 7]
         """
-        for n in range(min(self.max_n, len(text) - 1), self.min_n - 1, -1):
-            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
-            follows = np.flatnonzero((windows == text[-n:]).all(axis=1)) + n  # where each match's continuation begins
-            if len(follows):
-                start = self._choose(text, follows)
-                return list(cut_at_end(text[start : start + k].tolist(), self._end_ids))
-        return []
+        ends = np.flatnonzero(text[:-1] == text[-1])  # where a match of the last n tokens ends
+        longest = ends[:0]
+        for n in range(1, self.max_n + 1):
+            if n > 1:
+                ends = ends[ends >= n - 1]
+                ends = ends[text[ends - n + 1] == text[-n]]
+            if not len(ends):
+                break
+            if n >= self.min_n:
+                longest = ends
+        if not len(longest):
+            return []
+        start = self._choose(text, longest + 1)
+        return list(cut_at_end(text[start : start + k].tolist(), self._end_ids))
 
     def _choose(self, text: np.ndarray, follows: np.ndarray) -> int:
         if self.match == "first":

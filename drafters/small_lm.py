@@ -83,7 +83,7 @@ class SmallLM(Drafter):
                     seen = seen.scatter(1, tokens[-1][:, None], True)
             logits = fit_vocabulary(logits, self._vocab_size)
             if self.proposal == "greedy" or batch.sampling.greedy:
-                tokens.append(batch.sampling.scores(logits, seen).argmax(dim=-1))
+                tokens.append(batch.sampling.likeliest(logits, seen))
             else:
                 noise = batch.noise_at(step, 1, "draft")
                 assert noise is not None

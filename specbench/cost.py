@@ -6,7 +6,7 @@ decoding.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -90,6 +90,31 @@ def break_even(pass_cost: float, draft_cost: float, k: int) -> float | None:
     if round_cost <= 1:
         return 0.0
     return float(brentq(lambda alpha: expected_tokens(alpha, k) - round_cost, 0.0, 1.0))
+
+
+def curves(points: Sequence[Mapping[str, Any]], cached: int) -> dict[int, dict[int, float]]:
+    """Seconds by batch size and tokens per row, of the ``points`` measured at ``cached`` tokens."""
+    found: dict[int, dict[int, float]] = {}
+    for point in points:
+        if point["cached"] == cached:
+            found.setdefault(point["batch"], {})[point["tokens"]] = point["seconds"]
+    return found
+
+
+def break_evens(points: Sequence[Mapping[str, Any]], cached: int, draft_costs: Sequence[float]) -> list[dict[str, Any]]:
+    """``break_even`` for every batch size, draft cost and k whose passes were measured."""
+    return [
+        {
+            "batch": batch,
+            "draft_cost": draft_cost,
+            "k": tokens - 1,
+            "acceptance": break_even(seconds / by_tokens[1], draft_cost, tokens - 1),
+        }
+        for batch, by_tokens in curves(points, cached).items()
+        for draft_cost in draft_costs
+        for tokens, seconds in by_tokens.items()
+        if tokens > 1
+    ]
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:

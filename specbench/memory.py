@@ -1,5 +1,6 @@
 """Memory that is left, and the peak of a stretch of work: of the GPU where the model is on one, else of the process."""
 
+import ctypes
 import resource
 import sys
 from contextlib import suppress
@@ -25,6 +26,12 @@ def available(device: torch.device) -> int:
         stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
         free = min(free, limit - used + int(stat["inactive_file"]))  # cached files give way
     return free
+
+
+def release() -> None:
+    """Give freed memory back to the system, where the allocator is one that keeps it (glibc)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class PeakMemory:

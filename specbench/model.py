@@ -97,12 +97,14 @@ class CausalLM:
         if engine == "auto":
             if reason is None:
                 self._decoder = FusedDecoder(model, kinds, self._windows, name)
+                memory.release()
             else:
                 log.info("%s runs by transformers' own forward, which is slower: %s", name, reason)
             if quant is not None:
                 quantise(self.blocks, quant)
                 whole = whole_logits(model, name)  # it is another model now
             prepack(model)
+            memory.release()
         self.weight_bytes, self.pass_bytes = _weight_bytes(model)
         self.bytes_per_slot = check_rollback(self, whole).bytes_per_slot
 

@@ -1,6 +1,6 @@
 """Figures of runs, computed from their records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from specbench import cost
 from specbench.tables import Run, labels, title
 
 # Okabe-Ito, readable with colour-blindness; a family keeps its colour in every figure
@@ -65,6 +66,48 @@ def speedup_by_drafter(runs: Sequence[Run], path: Path) -> list[Path]:
         axes[0].invert_yaxis()
         figure.suptitle(" · ".join(title(runs)), fontsize=8)
         figure.supxlabel("whiskers: 95 % bootstrap interval over prompts", fontsize=7, color="#555555")
+        return _save(figure, path)
+
+
+def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:
+    """The free-lunch curve of what scripts/verify_cost.py found: time of a pass against tokens per row, a line per
+    batch size, with the time that memory and arithmetic alone would take; and the acceptance that breaks even against
+    k. Written as ``path`` with each of ``FORMATS``; returns the files."""
+    by_batch = cost.curves(found["points"], found["cached"])
+    shades = plt.get_cmap("viridis")
+    colours = {batch: shades(0.9 * i / max(1, len(by_batch) - 1)) for i, batch in enumerate(by_batch)}
+    with plt.rc_context(STYLE):
+        figure, (times, ends) = plt.subplots(1, 2, figsize=(6.8, 3.2), layout="constrained")
+        for batch, by_tokens in by_batch.items():
+            points = [p for p in found["points"] if (p["batch"], p["cached"]) == (batch, found["cached"])]
+            tokens = list(by_tokens)
+            times.plot(tokens, [1e3 * s for s in by_tokens.values()], marker="o", markersize=3, color=colours[batch])
+            times.annotate(
+                f"batch {batch}", (tokens[-1], 1e3 * by_tokens[tokens[-1]]), xytext=(4, 0),
+                textcoords="offset points", va="center", fontsize=7, color=colours[batch],
+            )  # fmt: skip
+            memory = [1e3 * p["bytes"] / found["bandwidth_bytes_per_s"] for p in points]
+            arithmetic = [1e3 * p["operations"] / found["arithmetic_per_s"] for p in points]
+            times.plot(tokens, memory, color=colours[batch], linewidth=0.7, linestyle=":")
+            times.plot(tokens, arithmetic, color=colours[batch], linewidth=0.7, linestyle="--")
+        times.set(xlabel="tokens per row in a pass", ylabel="time of a pass (ms)", yscale="log")
+        times.plot([], [], color="#444444", linewidth=0.7, linestyle=":", label="reading weights and cache")
+        times.plot([], [], color="#444444", linewidth=0.7, linestyle="--", label="arithmetic of the weights")
+        times.legend(frameon=False, fontsize=7)
+        cheapest = min(entry["draft_cost"] for entry in found["break_even"])
+        for batch in by_batch:
+            line = [e for e in found["break_even"] if (e["batch"], e["draft_cost"]) == (batch, cheapest)]
+            won = [e for e in line if e["acceptance"] is not None]
+            ends.plot(
+                [e["k"] for e in won], [e["acceptance"] for e in won], marker="o", markersize=3, color=colours[batch]
+            )
+        ends.set(
+            xlabel="draft length k", ylabel="acceptance that breaks even", ylim=(0, 1.02),
+            title=f"drafts at {cheapest:g} of a plain step each",
+        )  # fmt: skip
+        target = found["target"]
+        precision = target["dtype"] if target["quant"] is None else f"{target['dtype']}, {target['quant']} weights"
+        figure.suptitle(f"{target['name']} · {precision} on {target['device']} · {found['cached']} cached", fontsize=9)
         return _save(figure, path)
 
 

@@ -76,14 +76,19 @@ def merge(parent: nn.Module, names: Sequence[str], merged: str) -> None:
         start += size
 
 
+def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Every ``nn.Linear`` of ``model`` as its parent and its name there. The layers themselves are not held, so that
+    each is free as soon as it is replaced."""
+    return [(m, name) for m in model.modules() for name, c in m.named_children() if type(c) is nn.Linear]
+
+
 def prepack(model: nn.Module) -> int:
     """Store the linear layers of ``model`` for inference, in place; returns how many. None where the model is not on
     the CPU. The model can no longer be trained or saved afterwards."""
     found = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is not nn.Linear or child.weight.device.type != "cpu":
-                continue
+    for module, name in linear_layers(model):
+        child: Any = getattr(module, name)
+        if child.weight.device.type == "cpu":
             if child.weight.dtype is torch.float32:
                 # a tied embedding keeps its own rows, which it reads one by one
                 child.weight = nn.Parameter(child.weight.detach().t().contiguous().t(), requires_grad=False)

@@ -7,11 +7,13 @@ run. The embeddings and the head stay as they are: a vocabulary's rows suffer mo
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specbench.errors import ConfigError, nearest
+from specbench.prepack import linear_layers
 
 GROUP = 32  # weights that share a scale and an offset in 4 bits; the block of a GGUF file's 4-bit kinds
 LEVELS = 15
@@ -75,10 +77,9 @@ def quantise(blocks: Iterable[nn.Module], kind: str) -> int:
     if kind not in KINDS:
         raise ConfigError(f"target.quant={kind} is unknown. {nearest(kind, KINDS)}")
     found = 0
-    for module in [m for block in blocks for m in block.modules()]:
-        for name, child in list(module.named_children()):
-            if type(child) is not nn.Linear:
-                continue
+    for block in blocks:
+        for module, name in linear_layers(block):
+            child: Any = getattr(module, name)
             weight = child.weight
             if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
                 dtype = str(weight.dtype).removeprefix("torch.")

@@ -247,3 +247,51 @@ def test_find_ignores_hidden_folders(tmp_path):
 def test_find_without_records_says_what_to_run(tmp_path, place):
     with pytest.raises(ConfigError, match=r"no records of runs in .*; run python -m specbench first"):
         record.find([tmp_path / place])
+
+
+# single files
+
+
+def test_file_is_written_with_its_folder(tmp_path):
+    record.write_file(tmp_path / "new" / "folder" / "a.json", "Grüße\n")
+    assert (tmp_path / "new" / "folder" / "a.json").read_bytes() == "Grüße\n".encode()
+    assert names(tmp_path / "new" / "folder") == ["a.json"]
+
+
+def test_file_replaces_the_old_one_whole(tmp_path):
+    path = tmp_path / "a.json"
+    record.write_file(path, "long" * 1000)
+    with path.open() as old:
+        record.write_file(path, "short")
+        assert len(old.read()) == 4000  # who reads the old one reads it to its end
+    assert path.read_text() == "short"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_file_that_the_disk_does_not_take_leaves_nothing_and_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    record.write_file(path, "old")
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record.os, "replace", refuse)
+    with pytest.raises(RunError, match=r"could not write .*a\.json: No space left on device"):
+        record.write_file(path, "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_file_under_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match=r"could not write .*file/a\.json"):
+        record.write_file(tmp_path / "file" / "a.json", "x")
+    assert (tmp_path / "file").read_text() == "in the way"
+    assert names(tmp_path) == ["file"]
+
+
+def test_file_whose_place_a_folder_holds_is_refused_by_name(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(RunError, match=r"could not write .*a\.json"):
+        record.write_file(tmp_path / "a.json", "x")
+    assert names(tmp_path) == ["a.json"]
