@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -90,8 +90,9 @@ class Process:
     def ask(self, **job: Any) -> dict[str, Any]:
         """Do a job and return what it says."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it is dead; its log says why
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -105,7 +106,8 @@ class Process:
     def close(self) -> None:
         """End it and wait, so that nothing of it runs on."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
 
@@ -115,7 +117,13 @@ def compare(
     """Seconds of each engine for each prompt, in turns whose order rotates; an engine that cannot start is left out,
     with the reason."""
     result: dict[str, Any] = {"seconds": {}, "versions": {}, "failed": {}, "counters": {}}
+    result["ours"] = engines[0].name
     replies: dict[str, list[list[int]]] = {}
+
+    def leave_out(name: str, error: Exception) -> None:
+        result["failed"][name] = str(error)
+        err.print(f"left out: {error}", style="yellow", markup=False)
+
     with ExitStack() as stack:
         running = []
         for engine in engines:
@@ -126,24 +134,29 @@ def compare(
                 for _ in range(WARM_UPS):
                     process.ask(**engine.job, tokens=prompts[-1], new=NEW_TOKENS)
             except (RuntimeError, OSError) as error:
-                result["failed"][engine.name] = str(error)
-                err.print(f"left out: {error}", style="yellow", markup=False)
+                leave_out(engine.name, error)
                 continue
             running.append(process)
             result["versions"][engine.name] = process.versions
             result["seconds"][engine.name] = []
             replies[engine.name] = []
         for turn, tokens in enumerate(prompts):
-            shift = turn % len(running)
+            shift = turn % max(1, len(running))
             for process in running[shift:] + running[:shift]:
                 name = process.engine.name
                 say(f"{name}, alternation {turn + 1} of {len(prompts)}")
-                answer = process.ask(**process.engine.job, tokens=tokens, new=NEW_TOKENS)
+                try:
+                    answer = process.ask(**process.engine.job, tokens=tokens, new=NEW_TOKENS)
+                except RuntimeError as error:
+                    leave_out(name, error)
+                    running.remove(process)
+                    del result["seconds"][name], replies[name]
+                    continue
                 result["seconds"][name].append(answer["seconds"])
                 replies[name].append(answer["tokens"])
                 result["counters"][name] = answer.get("counters")
-    first = next(iter(replies.values()))
-    result["same_text"] = {name: sum(map(list.__eq__, first, texts)) for name, texts in replies.items()}
+    mine = replies.get(engines[0].name, [])
+    result["same_text"] = {name: sum(map(list.__eq__, mine, texts)) for name, texts in replies.items()}
     return result
 
 
@@ -206,9 +219,11 @@ def rows(compared: dict[str, dict[str, Any]], found: dict[str, Any]) -> list[Row
     """The table of what is wanted."""
 
     def faster(group: int, over: str) -> float | None:
-        times = list(compared.values())[group]["seconds"]
-        mine = next(iter(times.values()))
-        return median(b / a for a, b in zip(mine, times[over], strict=True)) if over in times else None
+        result = list(compared.values())[group]
+        times = result["seconds"]
+        if result["ours"] not in times or over not in times:
+            return None
+        return median(b / a for a, b in zip(times[result["ours"]], times[over], strict=True))
 
     rounds = found["rounds"]
     speed = {cell: [answer["tokens"] / answer["seconds"] for answer in rounds[cell]] for cell in rounds}
@@ -244,10 +259,10 @@ def markdown(table: Sequence[Row], compared: dict[str, dict[str, Any]]) -> str:
         lines.append(f"| {row.what} | {value} | {bound} | {row.verdict} |")
     lines += ["", "| | engine | tokens/s | specbench over it |", "|---|---|---:|---:|"]
     for group, result in compared.items():
-        mine = next(iter(result["seconds"].values()))
+        mine = result["seconds"].get(result["ours"])
         for name, seconds in result["seconds"].items():
-            ratio = median(b / a for a, b in zip(mine, seconds, strict=True))
-            lines.append(f"| {group} | {name} | {NEW_TOKENS / median(seconds):.1f} | {ratio:.2f}x |")
+            ratio = f"{median(b / a for a, b in zip(mine, seconds, strict=True)):.2f}x" if mine else "–"
+            lines.append(f"| {group} | {name} | {NEW_TOKENS / median(seconds):.1f} | {ratio} |")
     return "\n".join(lines) + "\n"
 
 

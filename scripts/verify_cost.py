@@ -38,10 +38,15 @@ def measure(cfg: DictConfig) -> dict[str, Any]:
         numbers = list(cfg[name])
         if not numbers or any(type(n) is not int or n < 1 for n in numbers) or sorted(set(numbers)) != numbers:
             raise ConfigError(f"{name}={numbers} is no rising list of whole numbers from 1 on; write {name}=[1,2,5]")
-    if 1 not in cfg.tokens:
-        raise ConfigError(f"tokens={list(cfg.tokens)} lacks 1, the plain step that all else is compared with")
-    if cfg.repeats < 1:
-        raise ConfigError(f"repeats={cfg.repeats}: nothing would be measured; use 5 or more")
+    if cfg.tokens[0] != 1 or len(cfg.tokens) < 2:
+        raise ConfigError(
+            f"tokens={list(cfg.tokens)} must hold 1, the plain step that all else is compared with, and more"
+        )
+    for name in ("cached", "repeats"):
+        if type(cfg[name]) is not int or cfg[name] < 1:
+            raise ConfigError(f"{name}={cfg[name]} is no whole number from 1 on")
+    if not cfg.draft_costs or any(not isinstance(c, int | float) or c < 0 for c in cfg.draft_costs):
+        raise ConfigError(f"draft_costs={list(cfg.draft_costs)} is no list of numbers from 0 on; write [0,0.1]")
     target: CausalLM = instantiate(cfg.target)
     context = target.context or sys.maxsize
     if cfg.cached + max(cfg.tokens) > context:
@@ -52,7 +57,7 @@ def measure(cfg: DictConfig) -> dict[str, Any]:
     seconds = {}
     load = MachineLoad()
     with err.status("") as status, load:
-        for shapes in [*groups, lengths]:
+        for shapes in filter(None, [*groups, lengths]):
             status.update(f"batch {shapes[0].batch}: {len(shapes)} shapes, {cfg.repeats} times")
             try:
                 seconds |= cost.time_passes(target, shapes, cfg.repeats)

@@ -6,7 +6,9 @@ batch 1 that costs as much as the product itself, so it is done once, at load. f
 fastest at few tokens when the weight stands transposed; packing gains nothing there. The arithmetic stays the kernels'.
 """
 
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,14 +17,6 @@ from torch import Tensor, nn
 # oneDNN picks the layout for a number of tokens. One picked for 16 serves a single token as well as one picked for 1
 # does, and larger passes up to twice as fast.
 EXPECTED_TOKENS = 16
-
-
-# in TorchScript's own words, as a trace cannot write down the kernel's empty list of scalars
-_packed = torch.jit.CompilationUnit("""
-def linear(x: Tensor, packed: Tensor, bias: Optional[Tensor]) -> Tensor:
-    scalars = torch.jit.annotate(List[Optional[number]], [])
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", scalars, "")
-""")
 
 
 class PackedLinear(nn.Module):
@@ -36,10 +30,24 @@ class PackedLinear(nn.Module):
         weight = linear.weight.detach().contiguous()
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_TOKENS)
         self.register_buffer("packed", packed, persistent=False)
+        self._multiply = _packed_product()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        return _packed.linear(x, self.packed, self.bias)
+        return self._multiply(x, self.packed, self.bias)
+
+
+@cache
+def _packed_product() -> Any:
+    """oneDNN's product in TorchScript's own words, as a trace cannot write down its empty list of scalars."""
+    source = """
+def product(x: Tensor, packed: Tensor, bias: Optional[Tensor]) -> Tensor:
+    scalars = torch.jit.annotate(List[Optional[number]], [])
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", scalars, "")
+"""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TorchScript's age
+        return torch.jit.CompilationUnit(source).product
 
 
 class Part(nn.Module):

@@ -28,9 +28,10 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         weight = linear.weight.detach().float()
-        scale = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        self.register_buffer("integers", (weight / scale[:, None]).round().to(torch.int8), persistent=False)
-        self.register_buffer("scale", scale.to(linear.weight.dtype), persistent=False)
+        scale = (weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127).to(linear.weight.dtype)
+        integers = (weight / scale[:, None].float()).round().clamp(-127, 127).to(torch.int8)
+        self.register_buffer("integers", integers, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:

@@ -110,7 +110,8 @@ def write_file(path: Path, text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
         os.replace(scratch, path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise RunError(f"could not write {path}: {error.strerror or error}") from error
 
 

@@ -282,7 +282,7 @@ def test_what_an_engine_prints_goes_to_its_log_and_not_to_its_replies(engine, pe
 def test_process_that_died_between_jobs_is_quoted_and_can_be_closed(engine, peers):
     process = bench.Process(engine("a", script="quits.py"), peers)
     process._process.wait()
-    with pytest.raises(RuntimeError, match="a died: .*the cat sat on the cable"):
+    with pytest.raises(RuntimeError, match=r"a died: .*the cat sat on the cable"):
         process.ask(job="generate", tokens=[1], new=1)
     process.close()
 

@@ -178,7 +178,7 @@ def test_loading_refuses_the_same():
         load_tiny(quant="int8")
     with pytest.raises(ConfigError, match=r"has 48 and \d+: use target.quant=int8"):
         load_tiny(dtype="bfloat16", quant="int4")
-    with pytest.raises(ConfigError, match="target.quant=int8 changes the model, which target.engine=plain forbids"):
+    with pytest.raises(ConfigError, match=r"target.quant=int8 changes the model, which target.engine=plain forbids"):
         load_tiny(dtype="bfloat16", quant="int8", engine="plain")
 
 
