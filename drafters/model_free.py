@@ -22,7 +22,8 @@ def draft_rows(batch: Batch, k: int, propose_row: Callable[[int], Sequence[int]]
             count[row] = len(proposal)
             tokens[row, : len(proposal)] = proposal
     tokens = np.ascontiguousarray(tokens[:, : count.max()])
-    return Draft(torch.from_numpy(tokens).to(batch.device), torch.from_numpy(count).to(batch.device))
+    made = (torch.from_numpy(array).to(batch.device, non_blocking=True) for array in (tokens, count))
+    return Draft(*made)
 
 
 def cut_at_end(proposal: Sequence[int], end_ids: frozenset[int]) -> Sequence[int]:

@@ -106,11 +106,12 @@ class SmallLM(Drafter):
         lag = lengths - cache.lengths  # [B], at least 1
         columns = cache.lengths[:, None] + torch.arange(int(lag.max()))
         columns = torch.minimum(columns, lengths[:, None] - 1)
-        pending = torch.from_numpy(batch.tokens).gather(1, columns).to(batch.device)
+        pending = torch.from_numpy(batch.tokens).gather(1, columns).to(batch.device, non_blocking=True)
         pending = pending.clamp(max=self.lm.vocab_size - 1)  # the target's padding ids may not exist here
         logits = self.lm.forward(pending, cache).logits
         cache.advance(lag)
-        return logits[torch.arange(len(batch)), lag - 1]
+        last = (lag - 1).to(batch.device, non_blocking=True)
+        return logits[torch.arange(len(batch), device=batch.device), last]
 
 
 def fit_vocabulary(logits: Tensor, size: int) -> Tensor:

@@ -10,6 +10,7 @@ of conf/verify_cost.yaml.
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def measure(cfg: DictConfig) -> dict[str, Any]:
         raise RunError(f"nothing could be measured: {next(iter(left_out.values()))}")
     points = [
         {
-            **vars(shape),
+            **asdict(shape),
             **cost.summary(times),
             "bytes": cost.bytes_read(target, shape),
             "operations": cost.operations(target, shape),
@@ -93,7 +94,7 @@ def measure(cfg: DictConfig) -> dict[str, Any]:
         "bandwidth_bytes_per_s": bandwidth,
         "arithmetic_per_s": speed,
         "break_even": cost.break_evens(points, cfg.cached, list(cfg.draft_costs)),
-        "machine_load": vars(load),
+        "machine_load": asdict(load),
         "provenance": {**provenance.collect(), "command": ["python", *sys.argv], "ended": provenance.now()},
     }
 

@@ -62,13 +62,13 @@ def operations(target: CausalLM, shape: Shape) -> int:
 def read_bandwidth(device: torch.device) -> float:
     """Bytes a second that this machine reads from memory with all threads: a sum over a large array."""
     array = torch.ones(PROBE_BYTES // 4, device=device)
-    return PROBE_BYTES / _quickest(lambda: array.sum(), device)
+    return PROBE_BYTES / _typical(lambda: array.sum(), device)
 
 
 def arithmetic_speed(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second of a large matrix product."""
     matrix = torch.ones(PROBE_WIDTH, PROBE_WIDTH, dtype=dtype, device=device)
-    return 2 * PROBE_WIDTH**3 / _quickest(lambda: matrix @ matrix, device)
+    return 2 * PROBE_WIDTH**3 / _typical(lambda: matrix @ matrix, device)
 
 
 def expected_tokens(alpha: float, k: int) -> float:
@@ -134,14 +134,14 @@ def _prepared(target: CausalLM, shape: Shape) -> Callable[[], object]:
     return lambda: target.forward(tokens, cache)
 
 
-def _quickest(run: Callable[[], object], device: torch.device) -> float:
+def _typical(run: Callable[[], object], device: torch.device) -> float:
     seconds = []
     for _ in range(PROBE_REPEATS):
         began = time.perf_counter()
         run()
         _wait(device)
         seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    return median(seconds)  # as passes are summed up: on a machine of moods the best of one is not the other's limit
 
 
 def _wait(device: torch.device) -> None:

@@ -65,14 +65,14 @@ class Batch:
 
     def last(self) -> Tensor:
         """Last committed token of each row, [B] int64 on the device."""
-        return torch.from_numpy(self.tokens[np.arange(len(self)), self.lengths - 1]).to(self.device)
+        return torch.from_numpy(self.tokens[np.arange(len(self)), self.lengths - 1]).to(self.device, non_blocking=True)
 
     def noise_at(self, offset: int, steps: int, purpose: str) -> Tensor | None:
         """Uniforms [B, steps] for the positions from ``length + offset`` on; None when greedy."""
         if self.noise is None:
             return None
         positions = torch.from_numpy(self.lengths + offset)[:, None] + torch.arange(steps)  # [B, steps]
-        return self.noise.at(positions.to(self.device), purpose)
+        return self.noise.at(positions.to(self.device, non_blocking=True), purpose)
 
     def seen_after(self, drafted: Tensor) -> Tensor | None:
         """Which tokens occurred before each of K+1 positions, given drafts [B, K]: [B, K+1, V] bool, or None."""

@@ -11,6 +11,7 @@ matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from specbench import cost
 from specbench.tables import Run, labels, title
@@ -71,7 +72,7 @@ def speedup_by_drafter(runs: Sequence[Run], path: Path) -> list[Path]:
 
 def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:
     """The free-lunch curve of what scripts/verify_cost.py found: time of a pass against tokens per row, a line per
-    batch size, with the time that memory and arithmetic alone would take; and the acceptance that breaks even against
+    batch size, with the time that memory or arithmetic alone would take; and the acceptance that breaks even against
     k. Written as ``path`` with each of ``FORMATS``; returns the files."""
     by_batch = cost.curves(found["points"], found["cached"])
     shades = plt.get_cmap("viridis")
@@ -80,20 +81,16 @@ def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:
         figure, (times, ends) = plt.subplots(1, 2, figsize=(6.8, 3.2), layout="constrained")
         for batch, by_tokens in by_batch.items():
             points = [p for p in found["points"] if (p["batch"], p["cached"]) == (batch, found["cached"])]
+            measured = [1e3 * p["seconds"] for p in points]
+            limits = [
+                1e3 * max(p["bytes"] / found["bandwidth_bytes_per_s"], p["operations"] / found["arithmetic_per_s"])
+                for p in points
+            ]
             tokens = list(by_tokens)
-            times.plot(tokens, [1e3 * s for s in by_tokens.values()], marker="o", markersize=3, color=colours[batch])
-            times.annotate(
-                f"batch {batch}", (tokens[-1], 1e3 * by_tokens[tokens[-1]]), xytext=(4, 0),
-                textcoords="offset points", va="center", fontsize=7, color=colours[batch],
-            )  # fmt: skip
-            memory = [1e3 * p["bytes"] / found["bandwidth_bytes_per_s"] for p in points]
-            arithmetic = [1e3 * p["operations"] / found["arithmetic_per_s"] for p in points]
-            times.plot(tokens, memory, color=colours[batch], linewidth=0.7, linestyle=":")
-            times.plot(tokens, arithmetic, color=colours[batch], linewidth=0.7, linestyle="--")
+            times.plot(tokens, measured, marker="o", markersize=3, color=colours[batch], label=str(batch))
+            times.plot(tokens, limits, color=colours[batch], linewidth=0.8, linestyle=":")
         times.set(xlabel="tokens per row in a pass", ylabel="time of a pass (ms)", yscale="log")
-        times.plot([], [], color="#444444", linewidth=0.7, linestyle=":", label="reading weights and cache")
-        times.plot([], [], color="#444444", linewidth=0.7, linestyle="--", label="arithmetic of the weights")
-        times.legend(frameon=False, fontsize=7)
+        times.set_title("dotted: flat while reading memory takes longer,\nrising once arithmetic does", fontsize=7)
         cheapest = min(entry["draft_cost"] for entry in found["break_even"])
         for batch in by_batch:
             line = [e for e in found["break_even"] if (e["batch"], e["draft_cost"]) == (batch, cheapest)]
@@ -103,8 +100,18 @@ def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:
             )
         ends.set(
             xlabel="draft length k", ylabel="acceptance that breaks even", ylim=(0, 1.02),
-            title=f"drafts at {cheapest:g} of a plain step each",
         )  # fmt: skip
+        price = f"each at {cheapest:g} of a plain step's time" if cheapest else "that cost no time"
+        ends.set_title(f"for drafts {price}", fontsize=7)
+        times.set_xticks(sorted({t for by_tokens in by_batch.values() for t in by_tokens}))
+        times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        times.yaxis.set_major_formatter(ScalarFormatter())
+        times.yaxis.set_minor_formatter(NullFormatter())
+        ends.set_xticks(sorted({e["k"] for e in found["break_even"]}))
+        handles, names = times.get_legend_handles_labels()
+        ends.legend(
+            handles, names, title="batch size", frameon=False, fontsize=7, title_fontsize=7, ncols=2, loc="upper left"
+        )
         target = found["target"]
         precision = target["dtype"] if target["quant"] is None else f"{target['dtype']}, {target['quant']} weights"
         figure.suptitle(f"{target['name']} · {precision} on {target['device']} · {found['cached']} cached", fontsize=9)

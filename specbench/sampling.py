@@ -125,7 +125,8 @@ def draw(law: Tensor, noise: Tensor) -> Tensor:
 def _nucleus_edge(probs: Tensor, top_p: float) -> Tensor:
     """Probability [N, 1] of the least likely token of the nucleus: the fewest most likely tokens whose mass reaches
     ``top_p``. Tokens tied with it are all kept, so that the nucleus does not depend on the order of a sort."""
-    size = min(NUCLEUS_GUESS, probs.shape[-1])
+    # on a GPU all are sorted: to see whether the guess was enough, the host would have to wait for it
+    size = probs.shape[-1] if probs.is_cuda else min(NUCLEUS_GUESS, probs.shape[-1])
     while True:
         head = probs.topk(size, dim=-1).values  # descending
         mass = head.cumsum(dim=-1)
