@@ -48,7 +48,8 @@ check: setup ## lint, format and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-reproduce: setup ## every number and figure of README from scratch, into results/reproduce
+reproduce: setup ## README's numbers and figures from scratch, into results/reproduce (other engines: bench-engine)
 	$(RUN) -m specbench experiment=quick results_dir=results/reproduce/quick
 	@$(RUN) scripts/make_tables.py results/reproduce/quick --out results/reproduce
 	@$(RUN) scripts/make_figures.py results/reproduce/quick --out results/reproduce
+	$(RUN) scripts/verify_cost.py out=results/reproduce/verify_cost

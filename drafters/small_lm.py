@@ -27,14 +27,16 @@ class SmallLM(Drafter):
 
     proposal: ``greedy`` takes the most likely token; ``sample`` draws from the small model's law, transformed exactly
     as the target's (temperature, top-k, ...), and hands that law on for the accept/residual rule.
+    engine: as a target's (see ``CausalLM``).
     """
 
-    def __init__(self, model: str | Path | CausalLM | None = None, proposal: str = "greedy"):
+    def __init__(self, model: str | Path | CausalLM | None = None, proposal: str = "greedy", engine: str = "auto"):
         if model is None:
             raise ConfigError("drafter=small_lm needs a model: drafter.model=FOLDER_OR_HUB_ID")
         if proposal not in PROPOSALS:
             raise ConfigError(f"drafter.proposal={proposal} is unknown; choices: {', '.join(PROPOSALS)}")
         self._source = model
+        self._engine = engine
         self.proposal = proposal
         self._cache: RaggedCache | None = None  # of the batch under way
 
@@ -44,7 +46,7 @@ class SmallLM(Drafter):
             self.lm = self._source
         else:
             dtype = str(target.dtype).removeprefix("torch.")
-            self.lm = load_hf(str(self._source), dtype=dtype, device=str(target.device))
+            self.lm = load_hf(str(self._source), dtype=dtype, device=str(target.device), engine=self._engine)
         check_same_tokenizer(target, self.lm)
         self._vocab_size = target.vocab_size
 
@@ -94,7 +96,12 @@ class SmallLM(Drafter):
 
     def describe(self) -> dict[str, Any]:
         """The small model's name, size and files."""
-        return {"model": self.lm.name, "parameters": self.lm.parameters, "files": self.lm.files}
+        return {
+            "model": self.lm.name,
+            "engine": self.lm.engine,
+            "parameters": self.lm.parameters,
+            "files": self.lm.files,
+        }
 
     def _catch_up(self, batch: Batch, cache: RaggedCache) -> Tensor:
         """Feed each row what was committed since the last round; returns logits [B, V] after the last token.

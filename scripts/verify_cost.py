@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 import transformers
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -62,8 +63,9 @@ def measure(cfg: DictConfig) -> dict[str, Any]:
             status.update(f"batch {shapes[0].batch}: {len(shapes)} shapes, {cfg.repeats} times")
             try:
                 seconds |= cost.time_passes(target, shapes, cfg.repeats)
-            except RunError as error:  # no memory for it; the others are not lost
-                left_out[shapes[0].batch] = str(error)
+            except (RunError, torch.OutOfMemoryError) as error:  # no memory for it; the others are not lost
+                what = "long texts" if shapes is lengths else f"batch {shapes[0].batch}"
+                left_out[what] = " ".join(str(error).split())
         bandwidth = cost.read_bandwidth(target.device)
         speed = cost.arithmetic_speed(target.device, target.dtype)
     if not seconds:
@@ -120,8 +122,8 @@ def show(found: dict[str, Any]) -> None:
     for (batch, draft_cost), cells in rows.items():
         ends.add_row(str(batch), f"{draft_cost:g}", *cells)
     out.print(ends)
-    for batch, reason in found["left_out"].items():
-        out.print(f"batch {batch} was left out: {reason}", highlight=False, soft_wrap=True)
+    for what, reason in found["left_out"].items():
+        out.print(f"{what} left out: {reason}", highlight=False, soft_wrap=True)
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="verify_cost")

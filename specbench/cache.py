@@ -56,7 +56,7 @@ class RaggedCache(Cache):
         self._ids = torch.arange(self._capacity, device=device)
         self._rows = slice(None)
         self._attended = 0
-        self._where: Tensor | None = None  # of the writes of this forward
+        self._where = self._ids[:0]  # of the writes of this forward
 
     def place(self, steps: int, row: int | None = None) -> None:
         """Say where the next forward writes: ``steps`` tokens for all rows, or for one ``row`` alone.
@@ -69,7 +69,6 @@ class RaggedCache(Cache):
             raise ValueError(f"a row needs {end} cache slots and there are {self.slots}")
         self._attended = self._capacity if self.whole else bucketed(end)
         self._starts.copy_(self.lengths, non_blocking=True)
-        self._where = None
 
     @property
     def starts(self) -> Tensor:
@@ -80,6 +79,13 @@ class RaggedCache(Cache):
     def ids(self) -> Tensor:
         """The slots it attends to, [T']."""
         return self._ids[: self._attended]
+
+    def locate(self, tokens: Tensor) -> Tensor:
+        """Slots [B, S] of ``tokens`` [B, S], to which ``update`` will write. Part of what is recorded, and so done by
+        every forward."""
+        slots = written_slots(tokens, self.starts)
+        self._where = places(slots, self._capacity)
+        return slots
 
     def position_ids(self, slots: Tensor) -> Tensor:
         """Logical positions of ``slots``. Past the last position only tokens that can never be committed stand, so
@@ -101,8 +107,6 @@ class RaggedCache(Cache):
         keys, values = key_states.transpose(1, 2).flatten(2), value_states.transpose(1, 2).flatten(2)
         entries = torch.cat((keys, values), dim=-1)
         kept = self.layer(layer_idx, entries)
-        if self._where is None:
-            self._where = places(written_slots(entries, self.starts), kept)
         write(kept, entries, self._where)
         kept = kept[:, : self._attended]
         heads = (kept[..., : keys.shape[-1]], key_states), (kept[..., keys.shape[-1] :], value_states)
@@ -146,10 +150,10 @@ def visible(slots: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
-def places(slots: Tensor, kept: Tensor) -> Tensor:
-    """Where the slots [B, S] stand among all slots of all rows of ``kept`` [B, T, W]: [B*S]."""
-    rows = torch.arange(kept.shape[0], device=kept.device)
-    return (slots + rows[:, None] * kept.shape[1]).flatten()
+def places(slots: Tensor, capacity: int) -> Tensor:
+    """Where the slots [B, S] stand among all slots of all rows, of ``capacity`` slots each: [B*S]."""
+    rows = torch.arange(slots.shape[0], device=slots.device)
+    return (slots + rows[:, None] * capacity).flatten()
 
 
 def write(kept: Tensor, entries: Tensor, where: Tensor) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from scipy.optimize import brentq
 
-from specbench.cache import bucketed
 from specbench.model import CausalLM
 
 REHEARSALS = 2  # passes of a shape before those that count
@@ -50,7 +49,7 @@ def time_passes(
 
 def bytes_read(target: CausalLM, shape: Shape) -> int:
     """Bytes that a pass must read: every weight once, and the keys and values attended to."""
-    return target.pass_bytes + shape.batch * bucketed(shape.cached + shape.tokens) * target.bytes_per_slot
+    return target.pass_bytes + shape.batch * target.attended(shape.cached, shape.tokens) * target.bytes_per_slot
 
 
 def operations(target: CausalLM, shape: Shape) -> int:

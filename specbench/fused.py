@@ -56,8 +56,6 @@ def unfit(model: Any) -> str | None:
 class FusedDecoder:
     """``Fused`` on a ragged cache; on a CPU it is traced."""
 
-    kind = "fused"
-
     def __init__(self, model: Any, kinds: Sequence[str], windows: dict[str, int | None], name: str):
         """See ``Fused``; ``name`` is for people."""
         fused = Fused(model, kinds, windows)
@@ -67,6 +65,11 @@ class FusedDecoder:
         width = 2 * model.config.num_key_value_heads * attention.head_dim
         self._layers = len(model.model.layers)
         self._entry = torch.empty(width, dtype=model.dtype, device=model.device)
+
+    @property
+    def kind(self) -> str:
+        """How it runs, for the record."""
+        return "fused, traced" if isinstance(self._forward, Traced) and self._forward.traced else "fused"
 
     def __call__(
         self, tokens: Tensor, cache: RaggedCache, taps: tuple[int, ...] = (), last_only: bool = False
@@ -104,7 +107,7 @@ class Fused(nn.Module):
         cos, sin = self.model.model.rotary_emb(x, slots)
         rotation = self._blocks[0].attention.rotation(cos, sin)
         masks = {kind: self._mask(visible(slots, ids, window), x.dtype) for kind, window in self._windows.items()}
-        where = places(slots, kept[0])
+        where = places(slots, kept[0].shape[1])
         streams = [x]
         for block, layer in zip(self._blocks, kept, strict=True):
             x = block(x, layer, where, rotation, masks)

@@ -57,7 +57,7 @@ def first_divergence(
     context = [*prompt, *baseline[:position]]
     cache = target.new_cache(1, len(context))
     tokens = torch.tensor([context], device=target.device)
-    logits = target.forward(tokens, cache, last_only=True).logits[0, -1:]
+    logits = target.forward(tokens, cache, row=0, last_only=True).logits[0, -1:]
     seen = None
     if sampling.needs_history:
         seen = torch.zeros(1, target.vocab_size, dtype=torch.bool, device=target.device)

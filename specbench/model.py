@@ -37,6 +37,7 @@ ENGINES = ("auto", "plain")
 PREFILL_CHUNK = 512  # tokens; bounds the memory of a prompt's attention masks
 SPARE_CACHES = 2  # kept with their recordings for the next texts
 LEAST_RECORDED = 256  # slots
+DRAFT_SLOTS = 64  # of a recorded cache, past its text
 LOGIT_BYTES = 12  # a logit, its float32 copy, and its part in a comparison
 
 
@@ -110,8 +111,12 @@ class CausalLM:
 
     @property
     def engine(self) -> str:
-        """Whose forward it runs by: ``fused`` (ours) or ``transformers``."""
-        return self._decoder.kind
+        """Whose forward it runs by, ``fused`` (ours) or ``transformers``, and whether it is traced or recorded."""
+        return f"{self._decoder.kind}, recorded" if self._record else self._decoder.kind
+
+    def attended(self, cached: int, steps: int) -> int:
+        """Slots that a forward of ``steps`` tokens a row attends to, after ``cached`` ones."""
+        return recorded_slots(cached) if self._record else bucketed(cached + steps)
 
     @property
     def context(self) -> int | None:
@@ -157,8 +162,7 @@ class CausalLM:
         Raises RunError, with the largest batch that fits, where there is no memory for it.
         """
         if self._record:
-            # few sizes, so that recordings serve many texts
-            slots = max(LEAST_RECORDED, 1 << (slots - 1).bit_length())
+            slots = max(slots, recorded_slots(slots - steps))
             for cache in self._spare:
                 if (cache.batch, cache.slots) == (batch, slots):
                     self._spare.remove(cache)
@@ -231,6 +235,8 @@ class CausalLM:
         """``run(tokens)`` by its recording; a model that cannot be recorded says so once and runs without."""
         try:
             logits, *streams = cache.recordings.replay((tokens.shape[1], *kind), run, tokens)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             log.warning("%s cannot be recorded as a CUDA graph and runs without: %s", self.name, error)
             self._record = False
@@ -246,6 +252,12 @@ class CausalLM:
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of ``hidden`` [..., D] (taken after the final norm)."""
         return self.model.get_output_embeddings()(hidden)
+
+
+def recorded_slots(text: int) -> int:
+    """Slots of a row of a recorded cache, for ``text`` tokens and the drafts after them: few sizes, so that recordings
+    serve many texts, and the same for every draft length, so that all arms attend to as many."""
+    return int(max(LEAST_RECORDED, 1 << max(0, text - 1).bit_length())) + DRAFT_SLOTS
 
 
 def check_rollback(lm: CausalLM, whole: Tensor) -> RaggedCache:
@@ -317,7 +329,8 @@ def _layer_kinds(model: PreTrainedModel, config: Any, name: str) -> list[str]:
             f"{name} ({type(model).__name__}) keeps recurrent state, which cannot be rolled back after a rejected "
             f"draft; {TAKEN}"
         )
-    window = getattr(config, "sliding_window", None)
+    # one that the model's own configuration knows: else it is a stray, which transformers does not heed
+    window = getattr(config, "sliding_window", None) if hasattr(type(config), "sliding_window") else None
     every = "sliding_attention" if window else "full_attention"
     kinds = getattr(config, "layer_types", None) or [every] * config.num_hidden_layers
     unknown = sorted(set(kinds) - set(MASK_KINDS))

@@ -94,6 +94,7 @@ def prepack(model: nn.Module) -> int:
     """Store the linear layers of ``model`` for inference, in place; returns how many. None where the model is not on
     the CPU. The model can no longer be trained or saved afterwards."""
     found = 0
+    packs = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     for module, name in linear_layers(model):
         child: Any = getattr(module, name)
         if child.weight.device.type == "cpu":
@@ -101,7 +102,7 @@ def prepack(model: nn.Module) -> int:
                 # a tied embedding keeps its own rows, which it reads one by one
                 child.weight = nn.Parameter(child.weight.detach().t().contiguous().t(), requires_grad=False)
                 found += 1
-            elif child.weight.dtype is torch.bfloat16 and torch.backends.mkldnn.is_available():
+            elif child.weight.dtype is torch.bfloat16 and packs:
                 setattr(module, name, PackedLinear(child))
                 found += 1
     return found

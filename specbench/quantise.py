@@ -18,6 +18,7 @@ from specbench.prepack import linear_layers
 GROUP = 32  # weights that share a scale and an offset in 4 bits; the block of a GGUF file's 4-bit kinds
 LEVELS = 15
 CENTRE = 8  # the kernel takes levels from -8 to 7
+INPUTS = 16  # the 8-bit kernel reads inputs by the sixteen, and past the end of others
 OUTPUTS = 16  # the 4-bit kernel takes outputs by the sixteen
 INNER_TILES = 2  # of the packed layout; without a meaning on a CPU
 
@@ -88,6 +89,11 @@ def quantise(blocks: Iterable[nn.Module], kind: str) -> int:
                     f"target.quant={kind} runs on a CPU in bfloat16, and this is {weight.device.type} in {dtype}: add "
                     "device=cpu dtype=bfloat16, or leave target.quant out"
                 )
+            if kind == "int8" and weight.shape[1] % INPUTS:
+                raise ConfigError(
+                    f"target.quant=int8 takes layers of a multiple of {INPUTS} inputs; {name} has {weight.shape[1]}: "
+                    "leave target.quant out"
+                )
             if kind == "int4" and (weight.shape[0] % OUTPUTS or weight.shape[1] % GROUP):
                 raise ConfigError(
                     f"target.quant=int4 takes layers of a multiple of {GROUP} inputs and {OUTPUTS} outputs; "
@@ -95,4 +101,9 @@ def quantise(blocks: Iterable[nn.Module], kind: str) -> int:
                 )
             setattr(module, name, KINDS[kind](child))
             found += 1
+        kept = [name for name, weight in block.named_parameters() if weight.ndim > 1]
+        if kept:
+            raise ConfigError(
+                f"target.quant={kind} cannot store {kept[0]}, which is in no plain linear layer: leave target.quant out"
+            )
     return found

@@ -46,7 +46,7 @@ def by_setting(runs: Sequence[Run]) -> list[list[Run]]:
         config, target, origin = run["config"], run["target"], run["provenance"]
         shared = {name: config[name] for name in ("sampling", "max_new_tokens", "batch_size", "stop", "seed")}
         same = [origin["code_sha256"], origin["packages"], origin["machine"], run["dataset"]["sha256"]]
-        key = str([shared, target["files"], _precision(target), target["device"], *same])
+        key = str([shared, target["files"], _precision(target), target["device"], target.get("engine"), *same])
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 

@@ -24,6 +24,7 @@ class Traced:
         self.module = module
         self._name = name
         self._made: dict[Hashable, Callable[..., Any]] = {}
+        self.traced = True
 
     def __call__(self, *inputs: Any, **constants: Hashable) -> Any:
         """``module(*inputs, **constants)``, for tensors and lists of tensors as inputs. The module must not decide
@@ -40,7 +41,9 @@ class Traced:
                 warnings.simplefilter("ignore")  # of what it takes for a constant, and of its own age
                 return torch.jit.trace(bound, inputs, check_trace=False)
         except Exception as error:  # whatever it stumbles over
-            log.warning("%s cannot be traced and runs slower: %s", self._name, str(error).splitlines()[0])
+            if self.traced:
+                log.warning("%s cannot be traced and runs slower: %s", self._name, repr(error)[:200])
+            self.traced = False
             return bound
 
 

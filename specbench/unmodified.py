@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specbench.cache import RaggedCache, visible, written_slots
+from specbench.cache import RaggedCache, visible
 from specbench.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ class Unmodified:
     ) -> tuple[Tensor, ...]:
         """tokens [B, S] at the slots ``cache`` was told -> logits [B, S, V] (of the last token alone: [B, 1, V]); and,
         if there are ``taps``, the residual streams after those numbers of blocks [B, S, m, D]."""
-        slots = written_slots(tokens, cache.starts)
+        slots = cache.locate(tokens)
         arguments: dict[str, Any] = {self._cache_argument: cache, "position_ids": cache.position_ids(slots)}
         if last_only and self._logits_to_keep:
             arguments["logits_to_keep"] = 1

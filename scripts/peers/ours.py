@@ -17,7 +17,7 @@ from specbench.sampling import Sampling
 from specbench.stopping import StopRule
 from specbench.targets import load_hf
 
-MAX_N = 4  # longest n-gram that is looked up, as asked of the others
+MAX_N = 4  # longest n-gram that is looked up, as asked of the others, which continue its first occurrence
 
 
 def start() -> tuple[Jobs, dict[str, str]]:
@@ -25,7 +25,7 @@ def start() -> tuple[Jobs, dict[str, str]]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     target = load_hf(folder, dtype=dtype, device="cpu", quant=None if quant == "-" else quant)
-    drafters: dict[str, Drafter] = {"plain": NoDrafter(), "ngram": NGram(max_n=MAX_N)}
+    drafters: dict[str, Drafter] = {"plain": NoDrafter(), "ngram": NGram(max_n=MAX_N, match="first")}
     if small != "-":
         drafters["assisted"] = SmallLM(small)
     for drafter in drafters.values():

@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process, so that nothing spins between jobs
+# in this process: on two cores its own worker process gets one of them and is three times slower; Intel's OpenMP, which
+# it then warns that it lacks, made no difference
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 import torch
 import vllm
