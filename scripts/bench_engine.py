@@ -327,8 +327,10 @@ def main() -> None:
     text = markdown(table, compared)
     show(table, compared)
     measured = {"alternations": len(prompts), "new_tokens": NEW_TOKENS, "compared": compared, "inside": found}
+    command = ["python", "scripts/bench_engine.py", f"--alternations={arguments.alternations}"]
+    origin = {**provenance.collect(), "command": command, "ended": provenance.now()}
     shown = [{**vars(row), "verdict": row.verdict} for row in table]
-    content = {"rows": shown, **measured, "provenance": {**provenance.collect(), "ended": provenance.now()}}
+    content = {"rows": shown, **measured, "provenance": origin}
     record.write_file(arguments.out / "engine.json", json.dumps(content, indent=1))
     record.write_file(arguments.out / "table.md", text)
     if load.stolen or load.others:

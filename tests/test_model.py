@@ -160,6 +160,15 @@ def test_frequencies_that_change_with_length_bound_the_context(kind):
     assert reply == plain_greedy(lm, prompt, 32 - len(prompt))
 
 
+def test_a_stray_window_is_not_heeded():
+    """transformers does not either: its Llama knows no windows."""
+    config = LlamaConfig(**SMALL, num_attention_heads=2, num_key_value_heads=2, sliding_window=4)
+    torch.manual_seed(0)
+    lm = CausalLM(AutoModelForCausalLM.from_config(config, dtype=torch.float32), byte_tokenizer(), name="stray")
+    text = torch.randint(3, 99, (1, 30))
+    assert torch.allclose(lm.forward(text, lm.new_cache(1, 32)).logits[0], plain_logits(lm, text[0]), atol=1e-5)
+
+
 def test_chat_template_writes_the_only_begin_token(llama):
     ids = llama.encode([{"role": "user", "content": "hi"}])
     assert ids.count(llama.tokenizer.bos_token_id) == 1

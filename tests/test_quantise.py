@@ -173,6 +173,19 @@ def test_what_cannot_be_quantised_is_refused_by_name(make, kind, said):
     assert [part for part in said if part not in str(caught.value)] == []
 
 
+def test_inputs_that_the_8_bit_kernel_reads_past_are_refused():
+    with pytest.raises(ConfigError, match=r"a multiple of 16 inputs; 0 has 40: leave target\.quant out"):
+        quantise([nn.Sequential(linear(inputs=40))], "int8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_outside_of_linear_layers_are_refused(kind):
+    """Else a table would say 4-bit weights of a model that keeps most of them."""
+    block = nn.Sequential(linear(), nn.Conv1d(4, 4, 1).to(BF16))
+    with pytest.raises(ConfigError, match=f"target.quant={kind} cannot store 1.weight"):
+        quantise([block], kind)
+
+
 def test_loading_refuses_the_same():
     with pytest.raises(ConfigError, match=r"cpu in float32: add device=cpu dtype=bfloat16"):
         load_tiny(quant="int8")
