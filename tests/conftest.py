@@ -2,7 +2,7 @@
 
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -82,6 +82,27 @@ def baseline(lm: CausalLM) -> Arm:
 def untrace(monkeypatch: pytest.MonkeyPatch, lm: CausalLM) -> None:
     """Run the fused forward itself: a trace remembers the code as it was."""
     monkeypatch.setattr(lm._decoder, "_forward", lm._decoder._forward.module)
+
+
+def ragged_rounds(lm: CausalLM, rounds: int = 3, steps: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Uneven acceptance with junk in the rejected slots: texts, and our logits at their last ``steps`` tokens."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = [7, 19, 12]  # beyond gemma3's window of 8
+    text = torch.randint(3, lm.vocab_size, (3, 60), generator=generator)
+    cache = lm.new_cache(3, 64)
+    for row, length in enumerate(lengths):
+        lm.forward(text[row : row + 1, :length], cache, row=row)
+        cache.advance(torch.tensor(length), row=row)
+    for _ in range(rounds):
+        block = torch.stack([text[row, length : length + steps] for row, length in enumerate(lengths)])
+        right = torch.randint(1, steps + 1, (3,), generator=generator)
+        junk = torch.randint(3, lm.vocab_size, block.shape, generator=generator)
+        block = torch.where(torch.arange(steps) < right[:, None], block, junk)
+        logits = lm.forward(block, cache).logits
+        for row, length in enumerate(lengths):
+            yield torch.cat([text[row, :length], block[row]]), logits[row]
+        cache.advance(right)
+        lengths = [length + int(r) for length, r in zip(lengths, right, strict=True)]
 
 
 def break_cache(monkeypatch: pytest.MonkeyPatch, name: str, *replacements: tuple[str, str]) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import FAMILIES, mutated, prompts, run, tiny, untrace
+from conftest import FAMILIES, mutated, prompts, ragged_rounds, run, tiny, untrace
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
@@ -103,27 +103,6 @@ def pair(shape, dtype=torch.float32):
 def whole(model, row):
     with torch.inference_mode():
         return model(input_ids=row[None], use_cache=False).logits[0]
-
-
-def ragged_rounds(lm, rounds=3, steps=4):
-    """Uneven acceptance with junk in the rejected slots: texts, and our logits at their last ``steps`` tokens."""
-    generator = torch.Generator().manual_seed(1)
-    lengths = [7, 19, 12]
-    text = torch.randint(3, lm.vocab_size, (3, 60), generator=generator)
-    cache = lm.new_cache(3, 64)
-    for row, length in enumerate(lengths):
-        lm.forward(text[row : row + 1, :length], cache, row=row)
-        cache.advance(torch.tensor(length), row=row)
-    for _ in range(rounds):
-        block = torch.stack([text[row, length : length + steps] for row, length in enumerate(lengths)])
-        right = torch.randint(1, steps + 1, (3,), generator=generator)
-        junk = torch.randint(3, lm.vocab_size, block.shape, generator=generator)
-        block = torch.where(torch.arange(steps) < right[:, None], block, junk)
-        logits = lm.forward(block, cache).logits
-        for row, length in enumerate(lengths):
-            yield torch.cat([text[row, :length], block[row]]), logits[row]
-        cache.advance(right)
-        lengths = [length + int(r) for length, r in zip(lengths, right, strict=True)]
 
 
 def worst(untouched, lm):
