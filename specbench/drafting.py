@@ -126,6 +126,10 @@ class Drafter(ABC):
         row b's are those of committed text up to index ``verdict.accepted[b]``.
         """
 
+    def warnings(self) -> list[str]:
+        """What a reader of its results must know, each as a clause without a full stop."""
+        return []
+
     def describe(self) -> dict[str, Any]:
         """Facts for the record: parameters, files, hashes."""
         return {}

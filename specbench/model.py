@@ -23,7 +23,7 @@ from specbench.fused import FusedDecoder
 from specbench.graphs import Run
 from specbench.prepack import prepack
 from specbench.quantise import quantise
-from specbench.unmodified import Unmodified, decoder_blocks
+from specbench.unmodified import Unmodified, decoder_blocks, final_norm
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ class CausalLM:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.blocks = decoder_blocks(model, name)
+        self.final_norm = final_norm(model, name)
         self.vocab_size: int = model.get_output_embeddings().out_features
+        self.width: int = model.get_input_embeddings().embedding_dim  # of the residual stream
         self.parameters = sum(p.numel() for p in model.parameters())
         kinds = _layer_kinds(model, self.config, name)
         window = getattr(self.config, "sliding_window", None)
@@ -108,6 +110,11 @@ class CausalLM:
             memory.release()
         self.weight_bytes, self.pass_bytes = _weight_bytes(model)
         self.bytes_per_slot = check_rollback(self, whole).bytes_per_slot
+
+    @property
+    def recorded(self) -> bool:
+        """Whether forwards are recorded and replayed, as on a GPU."""
+        return self._record
 
     @property
     def engine(self) -> str:
@@ -247,6 +254,11 @@ class CausalLM:
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [..., D] of ``tokens`` [...], scaled as the model scales them."""
         return self.model.get_input_embeddings()(tokens)
+
+    @torch.inference_mode()
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm of ``hidden`` [..., D] (the residual stream after the last block), which ``head`` expects."""
+        return self.final_norm(hidden)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def _run_cells(
             "wall_seconds": time.perf_counter() - clock,
             "machine_load": asdict(load),
         }
-        warnings = [load.warning()]
+        warnings = [load.warning(), *cell.arm.drafter.warnings()]
         reason = failure or cell.arm.error
         steps = prompts = None
         if reason is None:

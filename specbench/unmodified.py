@@ -85,6 +85,14 @@ def decoder_blocks(model: PreTrainedModel, name: str) -> nn.ModuleList:
     raise ConfigError(f"{name}: found no list of {count} decoder blocks in {type(model).__name__}")
 
 
+def final_norm(model: PreTrainedModel, name: str) -> nn.Module:
+    """The norm between the last block and the output head: the last child of the decoder that is one."""
+    norms = [child for key, child in model.get_decoder().named_children() if "norm" in key or key == "ln_f"]
+    if not norms:
+        raise ConfigError(f"{name}: found no final norm in {type(model).__name__}")
+    return norms[-1]
+
+
 def _keep_input(streams: dict[int, Tensor]) -> Callable[..., None]:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         streams[0] = args[0] if args else kwargs["hidden_states"]

@@ -21,11 +21,14 @@ class Draft:
     tokens [B, K] int64; entries at and past ``count`` are padding.
     count  [B] int64 in 0..K: how many tokens the row proposes.
     probs  [B, K, V] float32: the law each token was sampled from; None means the proposal was deterministic.
+    confidence [B, K] float32: how likely the drafter takes each token to be accepted if those before it are; None where
+           it does not say.
     """
 
     tokens: Tensor
     count: Tensor
     probs: Tensor | None = None
+    confidence: Tensor | None = None
 
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> "Draft":

@@ -1,0 +1,148 @@
+"""What the layouts share: the shape of a block, the draft vocabulary, embeddings, and which residual streams are meant.
+
+HS[i] is the residual stream after i blocks of the target, HS[0] its embeddings: our taps. Published files count in other
+ways, and an offset of one is the most common bug of the field; here alone they are converted.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafters.blocks import DEFAULT_THETA, Shape
+from drafters.checkpoints.files import Source
+from specbench.errors import ConfigError
+from specbench.model import CausalLM
+
+# tensors that say nothing a network needs
+UNUSED = ("t2d", "d2t", r"(.*\.)?rotary_emb\.inv_freq", r"verifier_(norm|lm_head)\.weight")
+
+
+def taps_of_streams(ids: Sequence[int]) -> tuple[int, ...]:
+    """Ids that index HS: ``eagle_aux_hidden_state_layer_ids`` of speculators and vLLM."""
+    return tuple(int(i) for i in ids)
+
+
+def taps_of_outputs(ids: Sequence[int]) -> tuple[int, ...]:
+    """Ids that mean the output of a block, HS[i+1], -1 the embeddings: ``target_layer_ids`` of z-lab and DeepSpec.
+
+    >>> taps_of_outputs([-1, 1, 14])
+    (0, 2, 15)
+    """
+    return tuple(int(i) + 1 for i in ids)
+
+
+def shape_of(source: Source, config: Mapping[str, Any], block: str, **changes: Any) -> Shape:
+    """The blocks that ``config`` describes in the terms of transformers; ``block``: prefix of the first one's tensors,
+    which tell what has a bias or a norm."""
+    needed = ("hidden_size", "num_attention_heads", "intermediate_size")
+    lacking = [key for key in needed if not isinstance(config.get(key), int)]
+    if lacking:
+        raise ConfigError(f"drafter.checkpoint={source.name} does not say {', '.join(lacking)}")
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        raise ConfigError(f"drafter.checkpoint={source.name} has layers with sliding windows, which are not supported")
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    rope = rope_of(config)
+    if rope.get("partial_rotary_factor", 1) != 1 or config.get("partial_rotary_factor", 1) not in (None, 1):
+        raise ConfigError(f"drafter.checkpoint={source.name} rotates a part of each head only, which is not supported")
+    known: dict[str, Any] = {
+        "width": width,
+        "heads": heads,
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_width": config.get("head_dim") or width // heads,
+        "inner": config["intermediate_size"],
+        "layers": config.get("num_hidden_layers") or 1,
+        "eps": config.get("rms_norm_eps") or 1e-6,
+        "rope": rope,
+        "positions": config.get("max_position_embeddings") or 4096,
+        "head_norms": f"{block}self_attn.q_norm.weight" in source.tensors,
+        "qkv_bias": f"{block}self_attn.q_proj.bias" in source.tensors,
+        "out_bias": f"{block}self_attn.o_proj.bias" in source.tensors,
+        "mlp_bias": f"{block}mlp.down_proj.bias" in source.tensors,
+        "activation": config.get("hidden_act") or "silu",
+    }
+    return Shape(**{**known, **changes})
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of the rotary embedding as transformers 5 names them, from either way of writing them."""
+    rope = dict(config.get("rope_parameters") or {})
+    if not rope:
+        rope = dict(config.get("rope_scaling") or {})
+        rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
+    if rope.get("rope_theta") is None:
+        rope["rope_theta"] = config.get("rope_theta") or DEFAULT_THETA
+    rope.setdefault("rope_type", "default")
+    return rope
+
+
+def draft_vocabulary(source: Source, target: CausalLM) -> tuple[int | None, Tensor | None]:
+    """Rows of the checkpoint's own output head (None: it has none) and their ids in the target (None: all, in order).
+
+    Raises ConfigError for a vocabulary that does not fit the target.
+    """
+    head, offsets, marks = (source.tensors.get(key) for key in ("lm_head.weight", "d2t", "t2d"))
+    if marks is not None and len(marks) != target.vocab_size:
+        raise ConfigError(
+            f"drafter.checkpoint={source.name} was made for a vocabulary of {len(marks)} tokens, and {target.name} has "
+            f"{target.vocab_size}"
+        )
+    if head is None:
+        if offsets is not None:
+            raise ConfigError(f"drafter.checkpoint={source.name} has a draft vocabulary (d2t) and no lm_head.weight")
+        return None, None
+    rows = len(head)
+    if offsets is None:
+        if rows != target.vocab_size:
+            raise ConfigError(
+                f"drafter.checkpoint={source.name} has an output head of {rows} tokens and no d2t to say which; "
+                f"{target.name} has {target.vocab_size}"
+            )
+        return rows, None
+    ids = torch.arange(len(offsets)) + offsets.long()
+    if len(ids) != rows or len(ids.unique()) != rows or not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
+        raise ConfigError(
+            f"drafter.checkpoint={source.name}: d2t names {len(ids.unique())} different tokens from {int(ids.min())} to "
+            f"{int(ids.max())}, for {rows} rows and the {target.vocab_size} tokens of {target.name}"
+        )
+    if marks is not None and not (int(marks.sum()) == rows and bool(marks[ids].all())):
+        raise ConfigError(f"drafter.checkpoint={source.name}: d2t and t2d contradict each other")
+    whole = rows == target.vocab_size and torch.equal(ids, torch.arange(rows))
+    return rows, None if whole else ids
+
+
+def own_embeddings(source: Source, target: CausalLM, name: str = "embed_tokens.weight") -> int | None:
+    """Rows of the checkpoint's own embedding table; None where the target's is to be used. A copy of the target's is
+    dropped. Raises ConfigError for a table that is too small."""
+    table = source.tensors.get(name)
+    if table is None:
+        return None
+    if len(table) < target.vocab_size:
+        raise ConfigError(
+            f"drafter.checkpoint={source.name} embeds {len(table)} tokens, and {target.name} has {target.vocab_size}"
+        )
+    ours = target.model.get_input_embeddings().weight
+    if table.shape == ours.shape and torch.equal(table.to(ours.device, ours.dtype), ours):
+        del source.tensors[name]
+        return None
+    return len(table)
+
+
+def check_width(source: Source, width: int, target: CausalLM, what: str = "hidden_size") -> None:
+    """Raise ConfigError unless the checkpoint is as wide as the target."""
+    if width != target.width:
+        raise ConfigError(
+            f"drafter.checkpoint={source.name} was made for a target of {what}={width}, and {target.name} is "
+            f"{target.width} wide"
+        )
+
+
+def refuse(source: Source, family: str, signs: str) -> ConfigError:
+    """The error for a checkpoint that is not of ``family``, which would be told by ``signs``."""
+    said = source.config.get("speculators_model_type") or ", ".join(source.config.get("architectures") or ["unknown"])
+    some = ", ".join(sorted(source.tensors)[:4])
+    return ConfigError(
+        f"drafter.checkpoint={source.name} is not of the kind {family} (no {signs}): its config.json says {said}, its "
+        f"first tensors are {some}"
+    )

@@ -1,0 +1,36 @@
+"""DSpark checkpoints: DeepSpec's layout, with its options at the top of the configuration, and that of speculators."""
+
+from drafters.checkpoints import common, dflash, files
+from drafters.checkpoints.files import Loaded
+from specbench.errors import ConfigError
+from specbench.model import CausalLM
+
+KINDS = ("vanilla", "gated", "rnn")
+FLAT = {"network.markov_head.": "", "network.confidence_head.": "confidence_proj."}
+
+
+def read(path: str, target: CausalLM) -> Loaded:
+    """A checkpoint for ``target``. Raises ConfigError for one of another kind, or that does not fit."""
+    source = files.read(path)
+    fields, ids = dflash.backbone(source, target, "DSpark")
+    flat = "markov_w1.weight" in source.tensors  # ModelOpt
+    w1, w2 = (source.tensors.get(f"{'' if flat else 'markov_head.'}markov_{name}.weight") for name in ("w1", "w2"))
+    rank = source.get("markov_rank", 0 if w1 is None else w1.shape[1], *dflash.NESTED)
+    kind = source.get("markov_head_type", "vanilla", *dflash.NESTED)
+    if kind not in KINDS:
+        raise ConfigError(f"drafter.checkpoint={source.name}: markov_head_type={kind} is unknown; known: {', '.join(KINDS)}")
+    if w1 is not None and len(w1) < target.vocab_size:
+        raise ConfigError(
+            f"drafter.checkpoint={source.name}: its sequential head knows {len(w1)} tokens, and {target.name} has "
+            f"{target.vocab_size}"
+        )
+    confidence = source.tensors.get("confidence_proj.weight" if flat else "confidence_head.proj.weight")
+    fields |= {
+        "rank": rank,
+        "kind": kind,
+        "tokens": target.vocab_size if w1 is None else len(w1),
+        "outputs": target.vocab_size if w2 is None else len(w2),
+        "confidence": confidence is not None,
+        "confidence_reads_token": confidence is not None and confidence.shape[1] > fields["shape"].width,
+    }
+    return Loaded(source, fields, {**(FLAT if flat else {}), **dflash.NAMES}, ids, dflash.unused())

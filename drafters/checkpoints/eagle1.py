@@ -1,0 +1,25 @@
+"""EAGLE-1 checkpoints in the reference's layout: ``fc``, ``layers.*`` of which the first has no input norm, usually with
+a copy of the target's embeddings."""
+
+from drafters.checkpoints import common, files
+from drafters.checkpoints.files import Loaded
+from specbench.model import CausalLM
+
+NAMES = {"network.": "", "embedding.table.": "embed_tokens."}
+
+
+def read(path: str, target: CausalLM) -> Loaded:
+    """A checkpoint for ``target``. Raises ConfigError for one of another kind, or that does not fit."""
+    source = files.read(path)
+    fc = source.tensors.get("fc.weight")
+    if fc is None or fc.shape[1] != 2 * fc.shape[0] or source.has(r"(midlayer|layers\.0)\.hidden_norm\.weight|norm\.weight"):
+        raise common.refuse(source, "EAGLE-1", "fc.weight [d, 2d] with layers.0 and no hidden_norm or norm")
+    shape = common.shape_of(source, source.config, "layers.0.", layers=source.count(r"layers\.(\d+)\."))
+    common.check_width(source, shape.width, target)
+    fields = {
+        "shape": shape,
+        "taps": (len(target.blocks),),
+        "embeddings": common.own_embeddings(source, target),
+        "bias": "fc.bias" in source.tensors,
+    }
+    return Loaded(source, fields, NAMES, unused=common.UNUSED)

@@ -1,0 +1,142 @@
+"""What a new drafting head can take over from the target, so that it starts near something that works.
+
+The target's layers may be merged, packed or quantised for inference already, so weights are read off by applying a
+layer to the unit vectors.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafters.blocks import Block, RMSNorm, Shape
+from drafters.draft_model import OutputHead
+from specbench.errors import ConfigError
+from specbench.model import CausalLM
+
+SPREAD = 0.02  # standard deviation of weights that have nothing to start from
+
+
+def target_shape(target: CausalLM, **changes: Any) -> Shape:
+    """The shape of the target's own blocks, as far as a Llama-shaped block has it, with ``changes``."""
+    config = target.config
+    width, heads = config.hidden_size, config.num_attention_heads
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    if rope and "rope_theta" not in rope:  # by kind of layer, as in Gemma 3: that of full attention
+        rope = dict(rope.get("full_attention") or next(iter(rope.values())))
+    rope.pop("partial_rotary_factor", None)
+    known: dict[str, Any] = {
+        "width": width,
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_width": getattr(config, "head_dim", None) or width // heads,
+        "inner": config.intermediate_size,
+        "eps": getattr(config, "rms_norm_eps", 1e-6),
+        "rope": rope or {"rope_type": "default", "rope_theta": 10000.0},
+        "positions": getattr(config, "max_position_embeddings", None) or 4096,
+    }
+    return Shape(**{**known, **changes})
+
+
+def block_kind(target: CausalLM) -> dict[str, bool]:
+    """What of ``Shape`` the target's last block has that others have not: head norms, biases."""
+    attention: Any = getattr(target.blocks[-1], "self_attn", None)
+    if not hasattr(attention, "q_proj"):
+        return {}
+    return {"head_norms": hasattr(attention, "q_norm"), "qkv_bias": bool(read_bias(attention.q_proj, target).any())}
+
+
+@torch.no_grad()
+def start_block(block: Block, target: CausalLM) -> None:
+    """Give ``block`` the weights of the target's last block, where that is Llama-shaped. What attention reads beyond
+    its own width, in front of it, starts near zero."""
+    source: Any = target.blocks[-1]
+    attention, mlp = getattr(source, "self_attn", None), getattr(source, "mlp", None)
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    if not all(hasattr(attention, name) for name in names) or not hasattr(mlp, "gate_proj"):
+        return
+    width, attention_width = target.width, block.self_attn.o_proj.in_features
+    q, k, v = (read_weight(getattr(attention, name), width, target) for name in names[:3])
+    _fill(block.self_attn.q_proj.weight, q)
+    _fill(block.self_attn.kv_proj.weight, torch.cat((k, v)))
+    if block.self_attn.q_proj.bias is not None:
+        q, k, v = (read_bias(getattr(attention, name), target) for name in names[:3])
+        block.self_attn.q_proj.bias.copy_(q)
+        block.self_attn.kv_proj.bias.copy_(torch.cat((k, v)))
+    if isinstance(block.self_attn.q_norm, RMSNorm) and hasattr(attention, "q_norm"):
+        start_norm(block.self_attn.q_norm, attention.q_norm)
+        start_norm(block.self_attn.k_norm, attention.k_norm)
+    _fill(block.self_attn.o_proj.weight, read_weight(attention.o_proj, attention_width, target))
+    gate, up = (read_weight(getattr(mlp, name), width, target) for name in ("gate_proj", "up_proj"))
+    _fill(block.mlp.gate_up_proj.weight, torch.cat((gate, up)))
+    _fill(block.mlp.down_proj.weight, read_weight(mlp.down_proj, block.mlp.down_proj.in_features, target))
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        if isinstance(getattr(block, name), RMSNorm):
+            start_norm(getattr(block, name), getattr(source, name))
+
+
+@torch.no_grad()
+def start_head(head: OutputHead, target: CausalLM) -> None:
+    """Give a head of its own rows of the target's: of the first tokens, which merges have made the most frequent, until
+    training counts them."""
+    if head.lm_head is None:
+        return
+    rows = head.lm_head.out_features
+    head.ids = torch.arange(rows, device=target.device) if rows < target.vocab_size else None
+    if target.config.tie_word_embeddings:
+        table = target.model.get_input_embeddings().weight.detach()
+    else:
+        table = read_weight(target.model.get_output_embeddings(), target.width, target)
+    head.lm_head.weight.copy_(table[:rows])
+
+
+@torch.no_grad()
+def start_norm(norm: RMSNorm, source: Any) -> None:
+    """Give ``norm`` the weights of one of the target's, where it is of the same kind."""
+    if getattr(source, "weight", None) is not None and "Gemma" not in type(source).__name__:
+        norm.weight.copy_(source.weight)
+
+
+def mask_token(target: CausalLM) -> int:
+    """A token for a place yet to be filled, whose embedding is one of the target's own: its mask, padding or end token.
+    Raises ConfigError where it has none."""
+    tokenizer = target.tokenizer
+    for token in (tokenizer.mask_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise ConfigError(f"{target.name} has no mask, padding or end token; give drafter.network.mask=TOKEN_ID")
+
+
+def check_layers(layers: int) -> None:
+    """Raise ConfigError unless there is a layer."""
+    if layers < 1:
+        raise ConfigError(f"drafter.network.layers={layers} is no network; give 1 or more")
+
+
+def check_vocabulary(size: int | None, target: CausalLM) -> None:
+    """Raise ConfigError unless ``size`` can be that of a draft vocabulary."""
+    if size is not None and not 1 <= size <= target.vocab_size:
+        raise ConfigError(f"drafter.network.vocabulary={size} is not in 1..{target.vocab_size}, the target's vocabulary")
+
+
+@torch.no_grad()
+def read_weight(layer: Any, inputs: int, target: CausalLM) -> Tensor:
+    """The weight [out, ``inputs``] of a linear layer of the target's, however it is stored."""
+    if isinstance(getattr(layer, "weight", None), Tensor):
+        return layer.weight.detach().clone()
+    return (layer(torch.eye(inputs, dtype=target.dtype, device=target.device)) - read_bias(layer, target, inputs)).T
+
+
+@torch.no_grad()
+def read_bias(layer: Any, target: CausalLM, inputs: int | None = None) -> Tensor:
+    """What a linear layer of the target's adds [out]: zeros where it has no bias."""
+    return layer(torch.zeros(1, inputs or target.width, dtype=target.dtype, device=target.device))[0]
+
+
+def _fill(own: Tensor, given: Tensor) -> None:
+    """Copy ``given`` [out, in] into the last columns of ``own`` [out, in']; leave it where the rows do not fit."""
+    if own.shape[0] != given.shape[0] or own.shape[-1] < given.shape[-1]:
+        return
+    torch.nn.init.normal_(own, std=SPREAD)
+    own[:, -given.shape[1] :].copy_(given)
+

@@ -1,0 +1,163 @@
+"""Drafting by recursion on a feature: the loop and the parallel form that EAGLE and MTP modules share.
+
+Legend: B rows, S tokens, P tokens of a prompt, n committed tokens of a row, F numbers of a true feature, D width.
+
+A cell reads a token and the target's feature of the position before it, and predicts the token after: the pair
+(feature at t, token at t+1) stands at slot t and predicts the token at t+2. Where the target has not been yet, the cell
+reads its own output in place of a feature.
+
+Of n committed tokens the last has not been through the target, so there are n-1 pairs and the last of them predicts the
+first draft. Each round the pairs that verification has made true are run first, in one pass, and stay; then k-1 single
+steps on the cell's own output follow, whose entries are dropped.
+
+    tokens      a b c d | x y           pairs (f_a, b) (f_b, c) (f_c, d) -> x
+    features    a b c                   then  (h, x) -> y
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from drafters.blocks import Memory, Rotary, Rotation, Shape, entry_widths, hide, in_cache, joined_to
+from drafters.cached import Cached
+from drafters.draft_model import DraftModel
+from drafters.proposing import Proposal
+from specbench.cache import visible, written_slots
+from specbench.drafting import Batch
+from specbench.model import PREFILL_CHUNK, CausalLM
+from specbench.verification import Draft, Verdict
+
+
+class Cell(nn.Module, ABC):
+    """One step of recursion, for many positions at once."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.rotary: nn.Module = Rotary(shape)
+        self.layers_kept = entry_widths(shape)  # of each block, numbers kept per token
+
+    @abstractmethod
+    def encode(self, features: Tensor) -> Tensor:
+        """The target's features [B, S, F] as the cell takes its own: [B, S, D]."""
+
+    @abstractmethod
+    def step(
+        self, embeddings: Tensor, features: Tensor, rotation: Rotation, memories: Sequence[Memory], mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Embedded tokens and features [B, S, D] -> what the output head reads, and the feature that is recursed on,
+        [B, S, D] each. ``memories``: one per block. ``mask`` [B, S, T]: what is added to the scores."""
+
+    def forward(
+        self, embeddings: Tensor, features: Tensor, starts: Tensor, ids: Tensor, kept: list[Tensor], true: bool
+    ) -> tuple[Tensor, Tensor]:
+        """``step`` for pairs that stand at slots from ``starts`` [B] on, after what each block has ``kept``.
+        ``true``: the features are the target's."""
+        slots = written_slots(embeddings, starts)
+        rotation = self.rotary(slots, embeddings)
+        memories = [in_cache(layer, slots, ids.shape[0]) for layer in kept]
+        mask = hide(visible(slots, ids), embeddings.dtype)
+        return self.step(embeddings, self.encode(features) if true else features, rotation, memories, mask)
+
+    def unroll(self, embeddings: Tensor, features: Tensor, steps: int) -> list[Tensor]:
+        """All positions of a text at once, as in training: ``steps`` recursions from each, on true tokens.
+
+        Embedded tokens [B, T, D] and the target's features [B, T, F] of a text -> for each step j the hidden states
+        [B, T, D] that the output head reads. At position t they predict token t+2+j and are meaningful while t+1+j < T.
+        At step j a position attends to step 0's entries up to its own, and to its own entries of steps 1 to j (EAGLE-3's
+        training-time test, Li et al. 2025, Figure 6).
+        """
+        size = embeddings.shape[1]
+        positions = torch.arange(size, device=embeddings.device)[None]
+        own = torch.eye(size, dtype=torch.bool, device=embeddings.device)[None]
+        seen = torch.ones_like(own).tril()
+        entries: list[list[Tensor]] = [[] for _ in self.layers_kept]
+        memories = [joined_to(layer) for layer in entries]
+        feature = self.encode(features)
+        hidden = []
+        for j in range(steps):
+            tokens = torch.nn.functional.pad(embeddings[:, 1 + j :], (0, 0, 0, 1 + j))
+            rotation = self.rotary(positions + j, embeddings)
+            out, feature = self.step(tokens, feature, rotation, memories, hide(seen, embeddings.dtype))
+            hidden.append(out)
+            seen = torch.cat((seen, own), dim=-1)
+        return hidden
+
+
+class Recursion:
+    """The drafting loop around a ``Cell``, with the ends of its model. See ``drafters.neural.Loop``."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        model: DraftModel,
+        target: CausalLM,
+        proposal: str,
+        features: Callable[[Tensor], Tensor],
+        name: str,
+        eager: bool = False,
+    ):
+        """``features``: the target's residual streams [B, S, m, D] as the cell's features [B, S, F]. ``eager``: see
+        ``Cached``."""
+        self._model, self._target, self._proposal, self._features = model, target, proposal, features
+        self._run = Cached(cell, target, cell.layers_kept, name, eager)
+
+    def start(self, batch: Batch, taps: list[Tensor]) -> None:
+        """Run the pairs of the prompts; the last of each row waits for the first round."""
+        self._cache = self._run.new_cache(batch, 0)
+        last = []
+        for row, streams in enumerate(taps):
+            features = self._features(streams[None])  # [1, P, F]
+            self._prefill(batch, row, features[:, :-1])
+            last.append(features[:, -1:])
+        self._pending = torch.cat(last)  # [B, S, F]
+
+    def propose(self, batch: Batch, k: int) -> Draft:
+        """True pairs, then k-1 recursions."""
+        hidden, feature = self._catch_up(batch)
+        proposal = Proposal(batch, self._proposal, self._target.vocab_size, self._model.head.ids)
+        for step in range(k):
+            tokens = proposal.add(self._model.head(hidden))
+            if step < k - 1:
+                hidden, feature = self._step(tokens, feature)
+        self._cache.rewind(torch.from_numpy(batch.lengths - 1))  # the entries of drafted tokens are forgotten
+        return proposal.draft()
+
+    def observe(self, batch: Batch, verdict: Verdict, taps: Tensor) -> None:
+        """Keep the features of the round; those of rejected drafts are padding."""
+        self._pending = self._features(taps)
+
+    def _prefill(self, batch: Batch, row: int, features: Tensor) -> None:
+        """Run a row's first pairs, with features [1, P-1, F]."""
+        tokens = torch.from_numpy(batch.tokens[row, 1 : features.shape[1] + 1]).to(batch.device)
+        for chunk, part in zip(tokens.split(PREFILL_CHUNK), features.split(PREFILL_CHUNK, dim=1), strict=True):
+            if len(chunk):
+                self._run(self._cache, self._model.embedding(chunk)[None], part, writes=len(chunk), row=row, true=True)
+                self._cache.advance(torch.tensor(len(chunk)), row=row)
+
+    def _catch_up(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Run the pairs that the last round has made true: hidden state and feature [B, D] at each row's last.
+
+        Rows that advanced less than others are padded; their padding is not committed to the cache.
+        """
+        lag = torch.from_numpy(batch.lengths - 1) - self._cache.lengths  # [B]
+        # a recorded forward has one shape; else no more is run than must be
+        steps = self._pending.shape[1] if self._target.recorded else max(1, int(lag.max()))
+        columns = self._cache.lengths[:, None] + 1 + torch.arange(steps)
+        columns = columns.clamp(max=batch.tokens.shape[1] - 1)
+        tokens = torch.from_numpy(batch.tokens).gather(1, columns).to(batch.device, non_blocking=True)
+        embeddings = self._model.embedding(tokens)
+        outputs = self._run(self._cache, embeddings, self._pending[:, :steps], writes=steps, true=True)
+        self._cache.advance(lag)
+        at = (lag - 1).clamp(min=0).to(batch.device, non_blocking=True)
+        rows = torch.arange(len(batch), device=batch.device)
+        hidden, feature = (output[rows, at] for output in outputs)
+        return hidden, feature
+
+    def _step(self, tokens: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """One recursion on ``tokens`` [B] and the cell's own ``feature`` [B, D]: the next hidden state and feature."""
+        embeddings = self._model.embedding(tokens[:, None])
+        hidden, feature = self._run(self._cache, embeddings, feature[:, None], writes=1, true=False)
+        self._cache.advance(torch.ones(len(tokens), dtype=torch.long))
+        return hidden[:, 0], feature[:, 0]
