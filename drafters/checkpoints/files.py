@@ -157,13 +157,12 @@ def as_published(model: DraftModel, names: Mapping[str, str]) -> dict[str, Tenso
 
 def _tensors(folder: Path, name: str, keep: str) -> Iterator[tuple[Path, str, Tensor]]:
     """File, name and value of each tensor to be loaded."""
-    safe = sorted(folder.glob("*.safetensors"))
-    files = safe or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+    files = _weight_files(folder)
     if not files:
         raise ConfigError(f"drafter.checkpoint={name} has no weights: neither *.safetensors nor *.bin nor *.pt")
     for file in files:
         try:
-            if safe:
+            if file.suffix == ".safetensors":
                 with safe_open(file, "pt") as opened:
                     wanted = [key for key in opened.keys() if re.fullmatch(keep, key)]  # noqa: SIM118
                     yield from ((file, key, opened.get_tensor(key)) for key in wanted)
@@ -177,6 +176,17 @@ def _tensors(folder: Path, name: str, keep: str) -> Iterator[tuple[Path, str, Te
                 f"drafter.checkpoint={name}: {file.name} holds more than tensors and is not opened; convert it to "
                 f"safetensors ({type(error).__name__})"
             ) from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The index's shards, else the file of the usual name, else whatever there is."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    usual = folder / "model.safetensors"
+    if usual.exists():
+        return [usual]
+    return sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
 
 
 def _from_hub(repository: str) -> Path:
