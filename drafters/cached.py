@@ -18,9 +18,8 @@ from specbench.traced import Traced
 class Cached:
     """``network`` with caches of layers of so many ``widths`` numbers a token.
 
-    The network's forward takes tensors [B, S, ...], then where to put its entries: ``starts`` [B], ``ids`` [T'] and what
-    each layer has ``kept``; then constants. It returns tensors.
-    """
+    The network's forward takes tensors [B, S, ...], then where to put its entries: ``starts`` [B], ``ids`` [T'] and
+    what each layer has ``kept``; then constants. It returns tensors."""
 
     def __init__(self, network: nn.Module, target: CausalLM, widths: Sequence[int], name: str, eager: bool = False):
         """``name`` is for people. ``eager``: the network looks at what tensors hold, and so is neither traced nor

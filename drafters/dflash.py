@@ -1,5 +1,5 @@
-"""DFlash: a block of tokens drafted in one pass, from the target's features as context (Chen et al. 2026, "DFlash: Block
-Diffusion for Flash Speculative Decoding").
+"""DFlash: a block of tokens drafted in one pass, from the target's features as context (Chen et al. 2026, "DFlash:
+Block Diffusion for Flash Speculative Decoding").
 
 Legend: B rows, S positions, K drafted tokens, b tokens of a block, m taps, D width of the head, F = m * the target's
 width, n committed tokens of a row.
@@ -42,10 +42,9 @@ class Spec:
 
     taps: residual streams it reads. target_width: theirs. block: tokens of a block, anchor included. mask: id of the
     token that stands for what is to be drafted. anchor_first: position i of the block predicts the token after it.
-    vocabulary: rows of its own output head; None to use the target's. embeddings: rows of its own table. embedding_scale:
-    what the target's bare embeddings are multiplied by; None for whatever the target does. logit_scale, logit_cap: logits
-    are multiplied, and bent to stay within +-cap.
-    """
+    vocabulary: rows of its own output head; None to use the target's. embeddings: rows of its own table.
+    embedding_scale: what the target's bare embeddings are multiplied by; None for whatever the target does.
+    logit_scale, logit_cap: logits are multiplied, and bent to stay within +-cap."""
 
     shape: Shape
     taps: tuple[int, ...]
@@ -143,9 +142,8 @@ class Backbone(nn.Module):
         """Append to the context, and draft.
 
         features [B, S, F] of the positions from ``starts`` [B] on, of which ``fresh`` [B] are true and the others
-        padding; the embedded block [B, b, D] stands behind the true ones -> the block's hidden states [B, b, D], normed.
-        Without ``draft`` nothing but the context is written, and its last entries are returned.
-        """
+        padding; the embedded block [B, b, D] stands behind the true ones -> the block's hidden states [B, b, D],
+        normed. Without ``draft`` nothing but the context is written, and its last entries are returned."""
         context = self.context(features)
         slots = written_slots(features, starts)
         rotation = self.rotary(slots, context)
@@ -234,7 +232,7 @@ class BlockByBlock:
     def __init__(self, model: DraftModel, target: CausalLM, spec: Spec, proposal: str, whole_block: bool, name: str):
         self._model, self._target, self._spec = model, target, spec
         self._proposal, self._whole_block = proposal, whole_block
-        backbone: Any = model.network
+        backbone = model.network
         self._run = Cached(backbone, target, backbone.layers_kept, name)
 
     def start(self, batch: Batch, taps: list[Tensor]) -> None:
@@ -292,7 +290,7 @@ class BlockByBlock:
 
 def begin_backbone(model: DraftModel, target: CausalLM) -> None:
     """Give a new head the target's last block in each layer, reading the last tap, and the rows of its output head."""
-    backbone: Any = model.network
+    backbone = model.network
     for block in backbone.layers:
         initial.start_block(block, target)
     nn.init.zeros_(backbone.fc.weight)

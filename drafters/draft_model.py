@@ -6,6 +6,8 @@ A small draft vocabulary makes a small model's head cheap: of a model of 135 mil
 head over 8192 of them costs a sixth of a full one.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -69,7 +71,7 @@ class DraftModel(nn.Module):
     def __init__(self, embedding: InputEmbedding, network: nn.Module, head: OutputHead):
         super().__init__()
         self.embedding = embedding
-        self.network = network
+        self.network: Any = network
         self.head = head
 
     def bind(self, target: CausalLM) -> None:

@@ -15,7 +15,6 @@ x_{-1} is the anchor, the last committed token.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +36,8 @@ class Spec(dflash.Spec):
     """What a DSpark head is made of, besides its backbone.
 
     anchor_first: as it is in DSpark unless a checkpoint says otherwise. rank: r of the sequential head, 0 for none.
-    kind: vanilla, gated or rnn. tokens: rows of W1. confidence: there is a confidence head. confidence_reads_token: it reads w.
-    """
+    kind: vanilla, gated or rnn. tokens: rows of W1. confidence: there is a confidence head. confidence_reads_token: it
+    reads w."""
 
     anchor_first: bool = True
     rank: int = 256
@@ -95,8 +94,8 @@ class SequentialHead(nn.Module):
         self.joint_proj = nn.Linear(2 * rank + width, 3 * rank) if spec.kind == "rnn" else None
 
     def forward(self, token: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The tokens before [N], the positions' hidden states [N, D] and the state [N, r] (None at the first) -> what is
-        added to the logits [N, Vd], w [N, r], and the next state."""
+        """The tokens before [N], the positions' hidden states [N, D] and the state [N, r] (None at the first) -> what
+        is added to the logits [N, Vd], w [N, r], and the next state."""
         read = self.markov_w1(token)
         if self.gate_proj is not None:
             gate = self.gate_proj(torch.cat((hidden, read), dim=-1)).sigmoid()
@@ -167,7 +166,7 @@ class DSpark(Neural):
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """As DFlash; the sequential head adds nothing (W2 = 0) and the confidence head knows nothing."""
         dflash.begin_backbone(model, target)
-        network: Any = model.network
+        network = model.network
         if network.markov_head is not None:
             nn.init.normal_(network.markov_head.markov_w1.weight, std=initial.SPREAD)
             nn.init.zeros_(network.markov_head.markov_w2.weight)
@@ -186,7 +185,7 @@ class SemiAutoregressive(dflash.BlockByBlock):
 
     def choose(self, batch: Batch, anchor: Tensor, hidden: Tensor) -> Draft:
         """Tokens by hidden states [B, K, D], each after the one before."""
-        network: Any = self._model.network
+        network = self._model.network
         proposal = Proposal(batch, self._proposal, self._target.vocab_size, self._model.head.ids)
         if not hidden.shape[1]:
             return proposal.draft()

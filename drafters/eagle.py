@@ -13,7 +13,6 @@ Published heads differ in options, which ``Options`` names as they are named in 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +32,12 @@ from specbench.model import CausalLM
 class Spec:
     """What an EAGLE-3 head is made of.
 
-    taps: the residual streams it reads, by number of blocks before them. target_width: theirs.
-    vocabulary: rows of its own output head; None to use the target's. embeddings: rows of its own embedding table.
-    norm_before_residual: what is added to is the normed h. norm_before_fc: one norm over the joined taps. tap_norms: one
-    norm per tap. norm_output: the normed output is recursed on (EAGLE-3.1). every_block: all blocks read the token, not
-    the first alone (DeepSpec). Without fuse there is no fc, and the one feature is the target's after its final norm;
-    without token_norm or final_norm there is no input_layernorm, or norm (NVIDIA).
-    """
+    taps: the residual streams it reads, by number of blocks before them. target_width: theirs. vocabulary: rows of its
+    own output head; None to use the target's. embeddings: rows of its own embedding table. norm_before_residual: what
+    is added to is the normed h. norm_before_fc: one norm over the joined taps. tap_norms: one norm per tap.
+    norm_output: the normed output is recursed on (EAGLE-3.1). every_block: all blocks read the token, not the first
+    alone (DeepSpec). Without fuse there is no fc, and the one feature is the target's after its final norm; without
+    token_norm or final_norm there is no input_layernorm, or norm (NVIDIA)."""
 
     shape: Shape
     taps: tuple[int, ...]
@@ -176,7 +174,7 @@ class Eagle(Neural):
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """As the target's last block on its last tap, the token's embedding nearly unheard."""
-        cell: Any = model.network
+        cell = model.network
         for block in cell.layers:
             initial.start_block(block, target)
         nn.init.zeros_(cell.fc.weight)

@@ -10,7 +10,6 @@ Legend: B rows, S tokens, D the target's width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +90,7 @@ class Eagle1(Neural):
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """As the target's last block on its feature, the token's embedding nearly unheard."""
-        cell: Any = model.network
+        cell = model.network
         for block in cell.layers:
             initial.start_block(block, target)
         nn.init.normal_(cell.fc.weight, std=initial.SPREAD)
@@ -101,4 +100,6 @@ class Eagle1(Neural):
 
     def make_loop(self, model: DraftModel, target: CausalLM) -> Recursion:
         """Features as the target's head reads them."""
-        return Recursion(model.network, model, target, self.proposal, lambda taps: target.norm(taps[:, :, 0]), "the EAGLE-1 head")
+        return Recursion(
+            model.network, model, target, self.proposal, lambda taps: target.norm(taps[:, :, 0]), "the EAGLE-1 head"
+        )

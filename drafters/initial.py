@@ -51,7 +51,8 @@ def start_block(block: Block, target: CausalLM) -> None:
     """Give ``block`` the weights of the target's last block, where that is Llama-shaped. What attention reads beyond
     its own width, in front of it, starts near zero."""
     source: Any = target.blocks[-1]
-    attention, mlp = getattr(source, "self_attn", None), getattr(source, "mlp", None)
+    attention: Any = getattr(source, "self_attn", None)
+    mlp: Any = getattr(source, "mlp", None)
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     if not all(hasattr(attention, name) for name in names) or not hasattr(mlp, "gate_proj"):
         return
@@ -63,16 +64,14 @@ def start_block(block: Block, target: CausalLM) -> None:
         q, k, v = (read_bias(getattr(attention, name), target) for name in names[:3])
         block.self_attn.q_proj.bias.copy_(q)
         block.self_attn.kv_proj.bias.copy_(torch.cat((k, v)))
-    if isinstance(block.self_attn.q_norm, RMSNorm) and hasattr(attention, "q_norm"):
-        start_norm(block.self_attn.q_norm, attention.q_norm)
-        start_norm(block.self_attn.k_norm, attention.k_norm)
+    for name in ("q_norm", "k_norm"):
+        start_norm(getattr(block.self_attn, name), getattr(attention, name, None))
     _fill(block.self_attn.o_proj.weight, read_weight(attention.o_proj, attention_width, target))
     gate, up = (read_weight(getattr(mlp, name), width, target) for name in ("gate_proj", "up_proj"))
     _fill(block.mlp.gate_up_proj.weight, torch.cat((gate, up)))
     _fill(block.mlp.down_proj.weight, read_weight(mlp.down_proj, block.mlp.down_proj.in_features, target))
     for name in ("input_layernorm", "post_attention_layernorm"):
-        if isinstance(getattr(block, name), RMSNorm):
-            start_norm(getattr(block, name), getattr(source, name))
+        start_norm(getattr(block, name), getattr(source, name, None))
 
 
 @torch.no_grad()
@@ -91,9 +90,13 @@ def start_head(head: OutputHead, target: CausalLM) -> None:
 
 
 @torch.no_grad()
-def start_norm(norm: RMSNorm, source: Any) -> None:
-    """Give ``norm`` the weights of one of the target's, where it is of the same kind."""
-    if getattr(source, "weight", None) is not None and "Gemma" not in type(source).__name__:
+def start_norm(norm: Any, source: Any) -> None:
+    """Give ``norm`` the weights of one of the target's, where both are norms of the same kind."""
+    if (
+        isinstance(norm, RMSNorm)
+        and getattr(source, "weight", None) is not None
+        and "Gemma" not in type(source).__name__
+    ):
         norm.weight.copy_(source.weight)
 
 
@@ -116,7 +119,9 @@ def check_layers(layers: int) -> None:
 def check_vocabulary(size: int | None, target: CausalLM) -> None:
     """Raise ConfigError unless ``size`` can be that of a draft vocabulary."""
     if size is not None and not 1 <= size <= target.vocab_size:
-        raise ConfigError(f"drafter.network.vocabulary={size} is not in 1..{target.vocab_size}, the target's vocabulary")
+        raise ConfigError(
+            f"drafter.network.vocabulary={size} is not in 1..{target.vocab_size}, the target's vocabulary"
+        )
 
 
 @torch.no_grad()
@@ -139,4 +144,3 @@ def _fill(own: Tensor, given: Tensor) -> None:
         return
     torch.nn.init.normal_(own, std=SPREAD)
     own[:, -given.shape[1] :].copy_(given)
-

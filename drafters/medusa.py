@@ -1,5 +1,5 @@
-"""Medusa: heads that predict, from one feature of the target, the tokens further on (Cai et al. 2024, "Medusa: Simple LLM
-Inference Acceleration Framework with Multiple Decoding Heads"), drafting the chain of each head's proposal.
+"""Medusa: heads that predict, from one feature of the target, the tokens further on (Cai et al. 2024, "Medusa: Simple
+LLM Inference Acceleration Framework with Multiple Decoding Heads"), drafting the chain of each head's proposal.
 
 Legend: B rows, K drafted tokens, D the target's width, Vd the draft vocabulary.
 
@@ -11,7 +11,6 @@ draft vocabulary, of which an adapter this small can make good use.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,17 +78,18 @@ class MedusaHeads(nn.Module):
     def forward(self, feature: Tensor, heads: int) -> Tensor:
         """feature [..., D] -> what the first ``heads`` heads make of it, [..., heads, D]."""
         made = []
-        for layers in self.heads[:heads]:
+        for i in range(heads):
+            layers: Any = self.heads[i]
             x = feature
-            for layer in layers:  # type: ignore[union-attr]
+            for layer in layers:
                 x = x + F.silu(layer(x))
             made.append(x)
         return torch.stack(made, dim=-2)
 
 
 class Medusa(Neural):
-    """Drafts with Medusa heads, one token each; see ``Neural``. Verification is exact; the lossy acceptance of the paper
-    is not used."""
+    """Drafts with Medusa heads, one token each; see ``Neural``. Verification is exact; the lossy acceptance of the
+    paper is not used."""
 
     spec_type = Spec
 
@@ -102,7 +102,7 @@ class Medusa(Neural):
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """W = 0, so that each head begins as the target's own (Cai et al. 2024, section 2.1)."""
-        for layer in [layer for head in model.network.heads for layer in head]:  # type: ignore[union-attr]
+        for layer in [layer for head in model.network.heads for layer in head]:
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
         initial.start_head(model.head, target)
@@ -125,7 +125,7 @@ class HeadByHead:
 
     def propose(self, batch: Batch, k: int) -> Draft:
         """The first k heads on the feature of the last token that the target has been through."""
-        network: Any = self._model.network
+        network = self._model.network
         proposal = Proposal(batch, self._proposal, self._target.vocab_size, self._model.head.ids)
         for i, hidden in enumerate(network(self._feature, k).unbind(dim=1) if k else ()):
             proposal.add(network.outputs[i](hidden) if network.outputs else self._model.head(hidden))

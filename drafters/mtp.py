@@ -1,11 +1,12 @@
-"""Multi-token prediction modules (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; FastMTP, Cai et al. 2025),
-drafting a chain.
+"""Multi-token prediction modules (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; FastMTP, Cai et al.
+2025), drafting a chain.
 
 Legend: B rows, S tokens, P tokens of a prompt, D the target's width, n committed tokens of a row, M depths.
 
-    x = W [norm_e(emb(token)); norm_h(h)];  h' = block(x);  logits = head(norm(h'))          the target's embedding, head
+    x = W [norm_e(emb(token)); norm_h(h)];  h' = block(x);  logits = head(norm(h'))     emb and head are the target's
 
-At depth 1, h is the target's feature, after its final norm, of the position before the token. Deeper, there are two ways:
+At depth 1, h is the target's feature, after its final norm, of the position before the token. Deeper, there are two
+ways:
 
 ``depths``  as DeepSeek-V3 was trained. At depth d module d reads, at position t, the output of depth d-1 at t and the
             token t+d; it attends to its own entries of all positions up to t, which it keeps apart from other depths'.
@@ -47,9 +48,8 @@ class Spec:
     taps: the last residual stream. modules: how many there are. way: see the top of the file. depths: how deep they
     draft that way. hidden_first: W reads [h; emb] (MiMo). norm_feature: h is the target's after its final norm, else
     before it (MiMo). norm_output: the normed output is what is read next. foreign: the blocks are of the target's own
-    kind, as transformers has them. embeddings, outputs: rows of an embedding table and an output head of their own; None
-    to use the target's.
-    """
+    kind, as transformers has them. embeddings, outputs: rows of an embedding table and an output head of their own;
+    None to use the target's."""
 
     shape: Shape
     taps: tuple[int, ...]
@@ -159,8 +159,8 @@ class Depths(nn.Module):
 
     def unroll(self, embeddings: Tensor, features: Tensor, steps: int) -> list[Tensor]:
         """All positions of a text at once, as in training: embedded tokens [B, T, D] and features [B, T, D] -> for each
-        of so many depths the hidden states [B, T, D] that the output head reads. At position t depth d (from 0) predicts
-        token t+2+d; it is meaningful while t+1+d < T."""
+        of so many depths the hidden states [B, T, D] that the output head reads. At position t depth d (from 0)
+        predicts token t+2+d; it is meaningful while t+1+d < T."""
         size = embeddings.shape[1]
         positions = torch.arange(size, device=embeddings.device)[None]
         seen = torch.ones(1, size, size, dtype=torch.bool, device=embeddings.device).tril()
@@ -216,7 +216,7 @@ class Mtp(Neural):
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """As the target's last block on its feature, the token's embedding nearly unheard."""
-        network: Any = model.network
+        network = model.network
         for cell in network.cells:
             for block in cell.layers:
                 initial.start_block(block, target)
@@ -233,7 +233,7 @@ class Mtp(Neural):
             return target.norm(taps[:, :, 0]) if self.spec.norm_feature else taps[:, :, 0]
 
         if self.spec.way == "recurse":
-            cell: Any = model.network
+            cell = model.network
             return Recursion(cell.cells[0], model, target, self.proposal, features, "the MTP module", self.spec.foreign)
         self.max_k = self.spec.depths
         return DepthByDepth(model, target, self.proposal, features, eager=self.spec.foreign)
@@ -256,7 +256,7 @@ class DepthByDepth:
     ):
         """``features``: the target's residual streams [B, S, 1, D] as the first module reads them, [B, S, D]."""
         self._model, self._target, self._proposal, self._features = model, target, proposal, features
-        network: Any = model.network
+        network = model.network
         self._depths: int = network.depths
         self._run = Cached(network, target, network.layers_kept, "the MTP modules", eager)
 
@@ -277,7 +277,9 @@ class DepthByDepth:
     def propose(self, batch: Batch, k: int) -> Draft:
         """Each depth over the positions that wait, up to depth k."""
         if self._deepest and k > self._deepest:
-            raise RunError(f"k={k} after k={self._deepest} in a text: MTP depths that were left out cannot be caught up")
+            raise RunError(
+                f"k={k} after k={self._deepest} in a text: MTP depths that were left out cannot be caught up"
+            )
         self._deepest = k
         steps = self._pending.shape[1]
         columns = self._cache.lengths[:, None] + 1 + torch.arange(steps + k)
@@ -322,4 +324,3 @@ class DepthByDepth:
                 embeddings = self._model.embedding(tokens.to(batch.device))[None]
                 _, part = self._run(self._cache, embeddings, part, writes=size, row=row, depth=depth)
             self._cache.advance(torch.tensor(size), row=row)
-

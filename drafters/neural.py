@@ -1,8 +1,7 @@
 """What all trained drafters have in common: where their network comes from, and what is said of it.
 
-A family gives a ``Spec`` (what its network is made of), ``Options`` (what a user may choose of a new one) and a reader of
-published checkpoints; a drafter is one of these at work for a target.
-"""
+A family gives a ``Spec`` (what its network is made of), ``Options`` (what a user may choose of a new one) and a reader
+of published checkpoints; a drafter is one of these at work for a target."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -59,6 +58,7 @@ class Neural(Drafter):
     """
 
     spec_type: ClassVar[Callable[..., Spec]]
+
     def __init__(self, checkpoint: str | None, proposal: str, network: Options, default: Options):
         check_proposal(proposal)
         if checkpoint is not None and network != default:

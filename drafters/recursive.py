@@ -63,11 +63,10 @@ class Cell(nn.Module, ABC):
     def unroll(self, embeddings: Tensor, features: Tensor, steps: int) -> list[Tensor]:
         """All positions of a text at once, as in training: ``steps`` recursions from each, on true tokens.
 
-        Embedded tokens [B, T, D] and the target's features [B, T, F] of a text -> for each step j the hidden states
-        [B, T, D] that the output head reads. At position t they predict token t+2+j and are meaningful while t+1+j < T.
-        At step j a position attends to step 0's entries up to its own, and to its own entries of steps 1 to j (EAGLE-3's
-        training-time test, Li et al. 2025, Figure 6).
-        """
+        Embedded tokens [B, T, D] and the target's features [B, T, F] of a text -> for each step j the hidden states [B,
+        T, D] that the output head reads. At position t they predict token t+2+j and are meaningful while t+1+j < T. At
+        step j a position attends to step 0's entries up to its own, and to its own entries of steps 1 to j (EAGLE-3's
+        training-time test, Li et al. 2025, Figure 6)."""
         size = embeddings.shape[1]
         positions = torch.arange(size, device=embeddings.device)[None]
         own = torch.eye(size, dtype=torch.bool, device=embeddings.device)[None]

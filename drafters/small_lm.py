@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafters.proposing import Proposal, check_proposal
 from specbench.cache import RaggedCache
 from specbench.drafting import Batch, Drafter
 from specbench.errors import ConfigError, RunError
 from specbench.model import CausalLM
-from specbench.sampling import draw
 from specbench.targets import load_hf
 from specbench.verification import Draft
-
-PROPOSALS = ("greedy", "sample")
 
 
 class SmallLM(Drafter):
@@ -33,8 +31,7 @@ class SmallLM(Drafter):
     def __init__(self, model: str | Path | CausalLM | None = None, proposal: str = "greedy", engine: str = "auto"):
         if model is None:
             raise ConfigError("drafter=small_lm needs a model: drafter.model=FOLDER_OR_HUB_ID")
-        if proposal not in PROPOSALS:
-            raise ConfigError(f"drafter.proposal={proposal} is unknown; choices: {', '.join(PROPOSALS)}")
+        check_proposal(proposal)
         self._source = model
         self._engine = engine
         self.proposal = proposal
@@ -74,25 +71,13 @@ class SmallLM(Drafter):
         committed = torch.from_numpy(batch.lengths)
         self._cache.rewind(committed - 1)  # what it was fed of rejected drafts goes; it never holds the last token
         logits = self._catch_up(batch, self._cache)
-        tokens: list[Tensor] = []
-        laws: list[Tensor] = []
-        seen = batch.seen
+        proposal = Proposal(batch, self.proposal, self._vocab_size)
         for step in range(k):
-            if step > 0:
-                logits = self.lm.forward(tokens[-1][:, None], self._cache).logits[:, -1]
+            tokens = proposal.add(fit_vocabulary(logits, self._vocab_size))
+            if step < k - 1:
+                logits = self.lm.forward(tokens[:, None], self._cache).logits[:, -1]
                 self._cache.advance(torch.ones(len(batch), dtype=torch.long))
-                if seen is not None:
-                    seen = seen.scatter(1, tokens[-1][:, None], True)
-            logits = fit_vocabulary(logits, self._vocab_size)
-            if self.proposal == "greedy" or batch.sampling.greedy:
-                tokens.append(batch.sampling.likeliest(logits, seen))
-            else:
-                noise = batch.noise_at(step, 1, "draft")
-                assert noise is not None
-                laws.append(batch.sampling.law(logits, seen))
-                tokens.append(draw(laws[-1], noise[:, 0]))
-        count = torch.full((len(batch),), k, dtype=torch.long, device=batch.device)
-        return Draft(torch.stack(tokens, dim=1), count, torch.stack(laws, dim=1) if laws else None)
+        return proposal.draft()
 
     def describe(self) -> dict[str, Any]:
         """The small model's name, size and files."""

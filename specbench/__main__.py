@@ -132,7 +132,7 @@ def _cells(cfg: DictConfig) -> list[Cell]:
 def _bind(arm: Arm, target: CausalLM) -> None:
     """Bind a drafter. One that does not fit is a wrong question; one that breaks is a failed run among others."""
     try:
-        arm.drafter.bind(target)
+        arm.bind(target)
     except ConfigError:
         raise
     except Exception as error:

@@ -69,6 +69,16 @@ class Arm:
     def __post_init__(self) -> None:
         if self.k < 0:
             raise ConfigError(f"k={self.k} is negative; k is the number of drafted tokens per round, 0 for none")
+        self.check_k()
+
+    def bind(self, target: CausalLM) -> None:
+        """Bind the drafter. Raises ConfigError if it fits neither the target nor k: some know only now what they can
+        draft."""
+        self.drafter.bind(target)
+        self.check_k()
+
+    def check_k(self) -> None:
+        """Raise ConfigError if k is more than the drafter can draft."""
         if self.drafter.max_k is not None and self.k > self.drafter.max_k:
             raise ConfigError(
                 f"k={self.k} is above what drafter {self.name} can draft; use k={self.drafter.max_k} or less"

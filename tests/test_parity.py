@@ -84,7 +84,9 @@ def test_mtp_is_that_of_speculators():
     target = reference.target()
     steps = len(reference.at("logits"))
     model = Mtp(checkpoint=str(reference.folder), depths=steps).build(target)
-    hidden = model.network.unroll(model.embedding(reference.at("tokens"))[None], reference.at("features")[None, :, 0], steps)
+    hidden = model.network.unroll(
+        model.embedding(reference.at("tokens"))[None], reference.at("features")[None, :, 0], steps
+    )
     for j, expected in enumerate(reference.at("logits")):
         valid = reference.at("valid")[j]
         torch.testing.assert_close(model.head(hidden[j])[0, valid], expected[valid], **CLOSE)

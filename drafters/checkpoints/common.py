@@ -1,8 +1,7 @@
 """What the layouts share: the shape of a block, the draft vocabulary, embeddings, and which residual streams are meant.
 
-HS[i] is the residual stream after i blocks of the target, HS[0] its embeddings: our taps. Published files count in other
-ways, and an offset of one is the most common bug of the field; here alone they are converted.
-"""
+HS[i] is the residual stream after i blocks of the target, HS[0] its embeddings: our taps. Published files count in
+other ways, and an offset of one is the most common bug of the field; here alone they are converted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,8 +102,8 @@ def draft_vocabulary(source: Source, target: CausalLM) -> tuple[int | None, Tens
     ids = torch.arange(len(offsets)) + offsets.long()
     if len(ids) != rows or len(ids.unique()) != rows or not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
         raise ConfigError(
-            f"drafter.checkpoint={source.name}: d2t names {len(ids.unique())} different tokens from {int(ids.min())} to "
-            f"{int(ids.max())}, for {rows} rows and the {target.vocab_size} tokens of {target.name}"
+            f"drafter.checkpoint={source.name}: d2t names {len(ids.unique())} different tokens from {int(ids.min())} "
+            f"to {int(ids.max())}, for {rows} rows and the {target.vocab_size} tokens of {target.name}"
         )
     if marks is not None and not (int(marks.sum()) == rows and bool(marks[ids].all())):
         raise ConfigError(f"drafter.checkpoint={source.name}: d2t and t2d contradict each other")

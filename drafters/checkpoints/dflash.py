@@ -1,5 +1,5 @@
-"""DFlash checkpoints: z-lab's layout (``dflash_config``), that of speculators, and DeepSpec's, which are DSpark's without
-a sequential head."""
+"""DFlash checkpoints: z-lab's layout (``dflash_config``), that of speculators, and DeepSpec's, which are DSpark's
+without a sequential head."""
 
 from typing import Any
 
@@ -9,7 +9,12 @@ from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
 NESTED = ("dflash_config",)
-NAMES = {"network.confidence_head.": "confidence_head.proj.", "network.": "", "head.": "", "embedding.table.": "embed_tokens."}
+NAMES = {
+    "network.confidence_head.": "confidence_head.proj.",
+    "network.": "",
+    "head.": "",
+    "embedding.table.": "embed_tokens.",
+}
 
 
 def read(path: str, target: CausalLM) -> Loaded:
@@ -37,8 +42,8 @@ def backbone(source: Source, target: CausalLM, family: str) -> tuple[dict[str, A
     embeddings = common.own_embeddings(source, target)
     if not 0 <= mask < (embeddings or target.vocab_size):
         raise ConfigError(
-            f"drafter.checkpoint={source.name}: mask_token_id={mask} is not among the {embeddings or target.vocab_size} "
-            "tokens that are embedded"
+            f"drafter.checkpoint={source.name}: mask_token_id={mask} is not among the "
+            f"{embeddings or target.vocab_size} tokens that are embedded"
         )
     vocabulary, ids = common.draft_vocabulary(source, target)
     cap = source.get("final_logit_softcapping", None, *NESTED)

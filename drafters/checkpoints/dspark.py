@@ -1,6 +1,6 @@
 """DSpark checkpoints: DeepSpec's layout, with its options at the top of the configuration, and that of speculators."""
 
-from drafters.checkpoints import common, dflash, files
+from drafters.checkpoints import dflash, files
 from drafters.checkpoints.files import Loaded
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
@@ -18,7 +18,9 @@ def read(path: str, target: CausalLM) -> Loaded:
     rank = source.get("markov_rank", 0 if w1 is None else w1.shape[1], *dflash.NESTED)
     kind = source.get("markov_head_type", "vanilla", *dflash.NESTED)
     if kind not in KINDS:
-        raise ConfigError(f"drafter.checkpoint={source.name}: markov_head_type={kind} is unknown; known: {', '.join(KINDS)}")
+        raise ConfigError(
+            f"drafter.checkpoint={source.name}: markov_head_type={kind} is unknown; known: {', '.join(KINDS)}"
+        )
     if w1 is not None and len(w1) < target.vocab_size:
         raise ConfigError(
             f"drafter.checkpoint={source.name}: its sequential head knows {len(w1)} tokens, and {target.name} has "

@@ -1,5 +1,5 @@
-"""EAGLE-1 checkpoints in the reference's layout: ``fc``, ``layers.*`` of which the first has no input norm, usually with
-a copy of the target's embeddings."""
+"""EAGLE-1 checkpoints in the reference's layout: ``fc``, ``layers.*`` of which the first has no input norm, usually
+with a copy of the target's embeddings."""
 
 from drafters.checkpoints import common, files
 from drafters.checkpoints.files import Loaded
@@ -12,7 +12,11 @@ def read(path: str, target: CausalLM) -> Loaded:
     """A checkpoint for ``target``. Raises ConfigError for one of another kind, or that does not fit."""
     source = files.read(path)
     fc = source.tensors.get("fc.weight")
-    if fc is None or fc.shape[1] != 2 * fc.shape[0] or source.has(r"(midlayer|layers\.0)\.hidden_norm\.weight|norm\.weight"):
+    if (
+        fc is None
+        or fc.shape[1] != 2 * fc.shape[0]
+        or source.has(r"(midlayer|layers\.0)\.hidden_norm\.weight|norm\.weight")
+    ):
         raise common.refuse(source, "EAGLE-1", "fc.weight [d, 2d] with layers.0 and no hidden_norm or norm")
     shape = common.shape_of(source, source.config, "layers.0.", layers=source.count(r"layers\.(\d+)\."))
     common.check_width(source, shape.width, target)

@@ -16,15 +16,17 @@ NESTED = ("eagle_config",)
 
 
 def read(path: str, target: CausalLM, layer_ids: str = "auto") -> Loaded:
-    """A checkpoint for ``target``; ``layer_ids``: see ``taps``. Raises ConfigError for one of another kind, or that does
-    not fit."""
+    """A checkpoint for ``target``; ``layer_ids``: see ``taps``. Raises ConfigError for one of another kind, or that
+    does not fit."""
     source = files.read(path)
     if not source.has(r"(midlayer|layers\.0)\.hidden_norm\.weight"):
         raise common.refuse(source, "EAGLE-3", "midlayer.hidden_norm.weight or layers.0.hidden_norm.weight")
     block = "midlayer." if source.has(r"midlayer\..*") else "layers.0."
     fc = source.tensors.get("fc.weight")
     if fc is None and source.get("use_aux_hidden_state", True, *NESTED):
-        raise ConfigError(f"drafter.checkpoint={source.name} has no fc.weight and does not say use_aux_hidden_state=false")
+        raise ConfigError(
+            f"drafter.checkpoint={source.name} has no fc.weight and does not say use_aux_hidden_state=false"
+        )
     config = source.config.get("transformer_layer_config") or source.config
     shape = common.shape_of(source, config, block, layers=max(1, source.count(r"layers\.(\d+)\.")))
     target_width = source.get("target_hidden_size") or shape.width
@@ -32,7 +34,9 @@ def read(path: str, target: CausalLM, layer_ids: str = "auto") -> Loaded:
     vocabulary, ids = common.draft_vocabulary(source, target)
     fields: dict[str, Any] = {
         "shape": shape,
-        "taps": taps(source, target, fc.shape[1] // target_width, layer_ids) if fc is not None else (len(target.blocks),),
+        "taps": taps(source, target, fc.shape[1] // target_width, layer_ids)
+        if fc is not None
+        else (len(target.blocks),),
         "target_width": target_width,
         "vocabulary": vocabulary,
         "embeddings": common.own_embeddings(source, target),
@@ -63,9 +67,8 @@ def taps(source: Source, target: CausalLM, count: int, layer_ids: str) -> tuple[
     """Which residual streams the ``count`` parts of ``fc`` read.
 
     ``eagle_config`` leaves open what its ids mean: SpecForge and ModelOpt write block outputs, some published files
-    write streams, and vLLM reads streams. ``layer_ids`` settles it; ``auto`` takes them for streams, as vLLM does, unless
-    they are the trainers' default, (2, N/2, N-3) written as outputs.
-    """
+    write streams, and vLLM reads streams. ``layer_ids`` settles it; ``auto`` takes them for streams, as vLLM does,
+    unless they are the trainers' default, (2, N/2, N-3) written as outputs."""
     blocks = len(target.blocks)
     default = (2, blocks // 2, blocks - 3)
     outputs = source.get("target_layer_ids")
@@ -75,11 +78,12 @@ def taps(source: Source, target: CausalLM, count: int, layer_ids: str) -> tuple[
     if nested is not None:
         if layer_ids == "auto":
             layer_ids = "outputs" if common.taps_of_outputs(nested) == default else "streams"
+            other = "streams" if layer_ids == "outputs" else "outputs"
             log.warning(
-                "%s does not say what its eagle_aux_hidden_state_layer_ids %s mean; taken for %s. If acceptance is low, "
-                "try the other: drafter.layer_ids=%s",
-                source.name, nested, layer_ids, "streams" if layer_ids == "outputs" else "outputs",
-            )  # fmt: skip
+                "%s does not say what its eagle_aux_hidden_state_layer_ids %s mean; they are taken for %s. If "
+                "acceptance is low, try drafter.layer_ids=%s",
+                *(source.name, nested, layer_ids, other),
+            )
         return common.taps_of_outputs(nested) if layer_ids == "outputs" else common.taps_of_streams(nested)
     streams = source.get("eagle_aux_hidden_state_layer_ids")
     if streams is not None:

@@ -1,9 +1,8 @@
 """The files of a checkpoint, and the way its tensors become those of a network.
 
 Nothing is unpickled: weights are safetensors, or PyTorch files that are read as tensors alone (``weights_only``). Every
-tensor of the network must be there, in its shape, and every tensor that is there must be of use: else an error lists all
-that is wrong, and nothing is left as it was made.
-"""
+tensor of the network must be there, in its shape, and every tensor that is there must be of use: else an error lists
+all that is wrong, and nothing is left as it was made."""
 
 import json
 import re
@@ -99,7 +98,9 @@ class Loaded:
         if missing or misshapen or left:
             found = [("missing", missing), ("of the wrong shape", misshapen), ("unexpected", left)]
             wrong = "; ".join(f"{kind}: {_few(names)}" for kind, names in found if names)
-            raise ConfigError(f"drafter.checkpoint={self.source.name} does not fit its own configuration. Tensors {wrong}")
+            raise ConfigError(
+                f"drafter.checkpoint={self.source.name} does not fit its own configuration. Tensors {wrong}"
+            )
         model.load_state_dict(state)
         model.head.ids = None if self.ids is None else self.ids.clone()
 
@@ -113,7 +114,9 @@ def read(path: str, keep: Callable[[Mapping[str, Any]], str] = lambda config: ".
     folder = Path(path).expanduser()
     if not folder.is_dir():
         if path.startswith((".", "/", "~")) or path.count("/") != 1:
-            raise ConfigError(f"drafter.checkpoint={path}: there is no such folder; give one, or a hub id like org/name")
+            raise ConfigError(
+                f"drafter.checkpoint={path}: there is no such folder; give one, or a hub id like org/name"
+            )
         folder = _from_hub(path)
     try:
         config = json.loads((folder / "config.json").read_text())

@@ -1,5 +1,5 @@
-"""Medusa checkpoints: ``{head}.{layer}.linear.*`` and ``{head}.{layers}.weight``, with or without ``medusa_head.`` before
-them."""
+"""Medusa checkpoints: ``{head}.{layer}.linear.*`` and ``{head}.{layers}.weight``, with or without ``medusa_head.``
+before them."""
 
 import re
 
@@ -12,7 +12,9 @@ from specbench.model import CausalLM
 def read(path: str, target: CausalLM) -> Loaded:
     """A checkpoint for ``target``. Raises ConfigError for one of another kind, or that does not fit."""
     source = files.read(path)
-    found = next((m for m in (re.fullmatch(r"(medusa_heads?\.)?0\.0\.linear\.weight", n) for n in source.tensors) if m), None)
+    found = next(
+        (m for m in (re.fullmatch(r"(medusa_heads?\.)?0\.0\.linear\.weight", n) for n in source.tensors) if m), None
+    )
     if found is None:
         raise common.refuse(source, "Medusa", "0.0.linear.weight, with or without medusa_head.")
     prefix = found[1] or ""

@@ -1,12 +1,11 @@
 """MTP modules: among a target's own weights, in the layouts of DeepSeek-V3, Qwen3-Next and MiMo, and in that of
 speculators.
 
-| layout | tensors | reads | recurses on |
-|---|---|---|---|
-| DeepSeek-V3 | ``model.layers.{N+i}.{enorm,hnorm,eh_proj,shared_head}``, block | [emb; h], h normed | its normed output |
-| Qwen3-Next | ``mtp.{fc,pre_fc_norm_embedding,pre_fc_norm_hidden,norm}``, ``mtp.layers.{i}`` | [emb; h], h normed | its normed output |
-| MiMo | ``model.mtp_layers.{i}.{token_layernorm,hidden_layernorm,input_proj,final_layernorm}`` | [h; emb], h not normed | its output before the norm |
-| speculators | ``mtp_layers.{i}``, with MiMo's names | [emb; h], h normed | its normed output |
+    layout        tensors                                             reads       h and the output, for what comes next
+    DeepSeek-V3   model.layers.{N+i}.{enorm,hnorm,eh_proj,...}        [emb; h]    normed
+    Qwen3-Next    mtp.{fc,pre_fc_norm_hidden,norm,...}, mtp.layers    [emb; h]    normed
+    MiMo          model.mtp_layers.{i}.{hidden_layernorm,...}         [h; emb]    before their norms
+    speculators   mtp_layers.{i}, with MiMo's names                   [emb; h]    normed
 
 That is how serving engines run them. All norms of Qwen3-Next are stored as what is added to 1.
 """
@@ -54,7 +53,9 @@ def _kept(config: Mapping[str, Any]) -> str:
     text = config.get("text_config") or config
     first = text.get("num_hidden_layers") or 0
     further = "|".join(str(first + i) for i in range(text.get("num_nextn_predict_layers") or 1))
-    return rf"mtp\..*|(model\.)?mtp_layers\..*|model\.layers\.({further})\..*|d2t|t2d|lm_head\.weight" if first else ".*"
+    return (
+        rf"mtp\..*|(model\.)?mtp_layers\..*|model\.layers\.({further})\..*|d2t|t2d|lm_head\.weight" if first else ".*"
+    )
 
 
 def _plain(source: Source, target: CausalLM, prefix: str, hidden_first: bool) -> Loaded:
@@ -63,7 +64,7 @@ def _plain(source: Source, target: CausalLM, prefix: str, hidden_first: bool) ->
     shape = common.shape_of(source, config, f"{prefix}0.", layers=1)
     common.check_width(source, shape.width, target)
     count = source.count(rf"{re.escape(prefix)}(\d+)\.")
-    names = {}
+    names: dict[str, str] = {}
     for i in range(count):
         ours, theirs = f"network.cells.{i}.", f"{prefix}{i}."
         names |= {f"{ours}{mine}.": f"{theirs}{name}." for mine, name in NAMED.items()}
@@ -92,7 +93,7 @@ def _deepseek(source: Source, target: CausalLM) -> Loaded:
     if any(name.endswith("_scale_inv") for name in source.tensors):
         raise ConfigError(f"drafter.checkpoint={source.name} holds 8-bit weights; give a folder with them in bfloat16")
     _fuse_experts(source.tensors)
-    names = {}
+    names: dict[str, str] = {}
     embeddings = None
     for i, number in enumerate(numbers):
         ours, theirs = f"network.cells.{i}.", f"model.layers.{number}."
