@@ -25,7 +25,7 @@ from drafters import initial
 from drafters.blocks import Block, Memory, RMSNorm, Rotary, Rotation, Shape, entry_widths, hide, in_cache, joined_to
 from drafters.cached import Cached
 from drafters.checkpoints import dflash
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.neural import Neural
 from drafters.proposing import Proposal
@@ -215,6 +215,10 @@ class DFlash(Neural):
     def read(self, path: str, target: CausalLM) -> Loaded:
         """See ``checkpoints.dflash``."""
         return dflash.read(path, target)
+
+    def write(self, model: DraftModel, target: CausalLM) -> Written:
+        """See ``checkpoints.dflash``."""
+        return dflash.write(model, self.spec, target)
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """Blocks as the target's last one, on its last tap."""

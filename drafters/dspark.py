@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from drafters import dflash, initial
 from drafters.checkpoints import dspark
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel
 from drafters.neural import Neural
 from drafters.proposing import Proposal
@@ -162,6 +162,10 @@ class DSpark(Neural):
     def read(self, path: str, target: CausalLM) -> Loaded:
         """See ``checkpoints.dspark``."""
         return dspark.read(path, target)
+
+    def write(self, model: DraftModel, target: CausalLM) -> Written:
+        """See ``checkpoints.dspark``."""
+        return dspark.write(model, self.spec, target)
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """As DFlash; the sequential head adds nothing (W2 = 0) and the confidence head knows nothing."""

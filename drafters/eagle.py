@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from drafters import initial
 from drafters.blocks import Block, Memory, RMSNorm, Rotation, Shape
 from drafters.checkpoints import eagle3
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.neural import Neural
 from drafters.recursive import Cell, Recursion
@@ -171,6 +171,10 @@ class Eagle(Neural):
     def read(self, path: str, target: CausalLM) -> Loaded:
         """See ``checkpoints.eagle3``."""
         return eagle3.read(path, target, self._layer_ids)
+
+    def write(self, model: DraftModel, target: CausalLM) -> Written:
+        """See ``checkpoints.eagle3``."""
+        return eagle3.write(model, self.spec, target)
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """As the target's last block on its last tap, the token's embedding nearly unheard."""

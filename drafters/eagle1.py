@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from drafters import initial
 from drafters.blocks import Block, Memory, Rotation, Shape
 from drafters.checkpoints import eagle1
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.neural import Neural
 from drafters.recursive import Cell, Recursion
@@ -87,6 +87,10 @@ class Eagle1(Neural):
     def read(self, path: str, target: CausalLM) -> Loaded:
         """See ``checkpoints.eagle1``."""
         return eagle1.read(path, target)
+
+    def write(self, model: DraftModel, target: CausalLM) -> Written:
+        """See ``checkpoints.eagle1``."""
+        return eagle1.write(model, self.spec, target)
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """As the target's last block on its feature, the token's embedding nearly unheard."""

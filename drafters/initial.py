@@ -92,12 +92,9 @@ def start_head(head: OutputHead, target: CausalLM) -> None:
 @torch.no_grad()
 def start_norm(norm: Any, source: Any) -> None:
     """Give ``norm`` the weights of one of the target's, where both are norms of the same kind."""
-    if (
-        isinstance(norm, RMSNorm)
-        and getattr(source, "weight", None) is not None
-        and "Gemma" not in type(source).__name__
-    ):
-        norm.weight.copy_(source.weight)
+    given = getattr(source, "weight", None)
+    if isinstance(norm, RMSNorm) and given is not None and "Gemma" not in type(source).__name__:
+        norm.weight.copy_(given)
 
 
 def mask_token(target: CausalLM) -> int:

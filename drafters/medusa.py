@@ -11,6 +11,7 @@ draft vocabulary, of which an adapter this small can make good use.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from drafters import initial
 from drafters.checkpoints import medusa
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.neural import Neural
 from drafters.proposing import Proposal
@@ -99,6 +100,10 @@ class Medusa(Neural):
     def read(self, path: str, target: CausalLM) -> Loaded:
         """See ``checkpoints.medusa``."""
         return medusa.read(path, target)
+
+    def write(self, model: DraftModel, target: CausalLM) -> Written:
+        """See ``checkpoints.medusa``."""
+        return medusa.write(model, self.spec, target)
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """W = 0, so that each head begins as the target's own (Cai et al. 2024, section 2.1)."""

@@ -26,7 +26,7 @@ from drafters import initial
 from drafters.blocks import Block, Memory, RMSNorm, Rotation, Shape, hide, in_cache, joined_to
 from drafters.cached import Cached
 from drafters.checkpoints import mtp
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.foreign import ForeignBlock, ForeignRotary
 from drafters.neural import Loop, Neural
@@ -213,6 +213,10 @@ class Mtp(Neural):
     def read(self, path: str, target: CausalLM) -> Loaded:
         """See ``checkpoints.mtp``."""
         return mtp.read(path, target)
+
+    def write(self, model: DraftModel, target: CausalLM) -> Written:
+        """See ``checkpoints.mtp``."""
+        return mtp.write(model, self.spec, target)
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
         """As the target's last block on its feature, the token's embedding nearly unheard."""

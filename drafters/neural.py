@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel
 from drafters.proposing import check_proposal
 from specbench.drafting import Batch, Drafter
@@ -74,6 +74,10 @@ class Neural(Drafter):
     @abstractmethod
     def read(self, path: str, target: CausalLM) -> Loaded:
         """A checkpoint, for a target. Raises ConfigError for one of another kind, or that does not fit."""
+
+    @abstractmethod
+    def write(self, model: DraftModel, target: CausalLM) -> Written:
+        """``model``, which ``build`` gave, as a checkpoint. Raises ConfigError for what the layout cannot say."""
 
     def settle(self, spec: Any) -> Any:
         """The spec with whatever the drafter's own settings add to it."""

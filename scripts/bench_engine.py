@@ -28,7 +28,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specbench import packaged, provenance, record
-from specbench.__main__ import conf_dir
+from specbench.cli import conf_dir
 from specbench.load import MachineLoad
 from specbench.prompts import load_builtin
 

@@ -8,30 +8,22 @@ of conf/verify_cost.yaml.
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
-import transformers
-from hydra.utils import instantiate
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
-from specbench import cost, plots, provenance, record
-from specbench.__main__ import WRONG_QUESTION, conf_dir
+from specbench import cli, cost, plots, provenance, record
 from specbench.cost import Shape
 from specbench.errors import ConfigError, RunError
 from specbench.load import MachineLoad
 from specbench.model import CausalLM
 
 SCHEMA_VERSION = 1
-
-out, err = Console(), Console(stderr=True)
 
 
 def measure(cfg: DictConfig) -> dict[str, Any]:
@@ -49,7 +41,7 @@ def measure(cfg: DictConfig) -> dict[str, Any]:
             raise ConfigError(f"{name}={cfg[name]} is no whole number from 1 on")
     if not cfg.draft_costs or any(not isinstance(c, int | float) or c < 0 for c in cfg.draft_costs):
         raise ConfigError(f"draft_costs={list(cfg.draft_costs)} is no list of numbers from 0 on; write [0,0.1]")
-    target: CausalLM = instantiate(cfg.target)
+    target: CausalLM = cli.make(cfg.target)
     context = target.context or sys.maxsize
     if cfg.cached + max(cfg.tokens) > context:
         raise ConfigError(f"cached={cfg.cached} and {max(cfg.tokens)} tokens do not fit the context of {context}")
@@ -58,7 +50,7 @@ def measure(cfg: DictConfig) -> dict[str, Any]:
     left_out = {}
     seconds = {}
     load = MachineLoad()
-    with err.status("") as status, load:
+    with cli.err.status("") as status, load:
         for shapes in filter(None, [*groups, lengths]):
             status.update(f"batch {shapes[0].batch}: {len(shapes)} shapes, {cfg.repeats} times")
             try:
@@ -111,7 +103,7 @@ def show(found: dict[str, Any]) -> None:
         plain = by_tokens[1]
         cells = [f"{by_tokens[s] / plain:.2f}x" if s in by_tokens else "–" for s in tokens[1:]]
         curve.add_row(str(batch), f"{1e3 * plain:.1f} ms", *cells)
-    out.print(curve)
+    cli.out.print(curve)
     ends = Table(title="acceptance at which drafting breaks even")
     for name in ("batch", "draft cost", *(f"k={k}" for k in sorted({b["k"] for b in found["break_even"]}))):
         ends.add_column(name, justify="right")
@@ -121,28 +113,20 @@ def show(found: dict[str, Any]) -> None:
         rows.setdefault((entry["batch"], entry["draft_cost"]), []).append("never" if alpha is None else f"{alpha:.0%}")
     for (batch, draft_cost), cells in rows.items():
         ends.add_row(str(batch), f"{draft_cost:g}", *cells)
-    out.print(ends)
+    cli.out.print(ends)
     for what, reason in found["left_out"].items():
-        out.print(f"{what} left out: {reason}", highlight=False, soft_wrap=True)
+        cli.out.print(f"{what} left out: {reason}", highlight=False, soft_wrap=True)
 
 
-@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="verify_cost")
-def main(cfg: DictConfig) -> None:
-    """Measure, print, write."""
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        found = measure(cfg)
-        folder = Path(cfg.out)
-        record.write_file(folder / "verify_cost.json", json.dumps(found, indent=1))
-        plots.verify_cost(found, folder / "verify_cost")
-    except (*WRONG_QUESTION, RunError) as error:
-        err.print(f"verify_cost: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1 if isinstance(error, RunError) else 2)
+def work(cfg: DictConfig) -> None:
+    """Measure, write, print."""
+    found = measure(cfg)
+    folder = Path(cfg.out)
+    record.write_file(folder / "verify_cost.json", json.dumps(found, indent=1))
+    plots.verify_cost(found, folder / "verify_cost")
     show(found)
-    out.print(str(folder), highlight=False)
+    cli.out.print(str(folder), highlight=False)
 
 
 if __name__ == "__main__":
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    main()
+    sys.exit(cli.run_command("verify_cost", work))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from specbench import __main__, record
+from specbench import __main__, cli, record
 from specbench.targets import load_tiny
 
 ROOT = Path(__file__).parent.parent
@@ -92,8 +92,8 @@ def as_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["specbench"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.setattr(__main__, "out", Console(width=80))
-    monkeypatch.setattr(__main__, "err", Console(width=80, stderr=True))
+    monkeypatch.setattr(cli, "out", Console(width=80))
+    monkeypatch.setattr(cli, "err", Console(width=80, stderr=True))
     logger, threads = logging.getLogger("specbench"), torch.get_num_threads()
     handlers, level, propagate = logger.handlers, logger.level, logger.propagate
     torch.set_num_threads(1)

@@ -5,7 +5,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from specbench.__main__ import conf_dir
+from specbench.cli import conf_dir
 from specbench.drafting import Drafter
 from specbench.model import CausalLM
 from specbench.prompts import PromptSet

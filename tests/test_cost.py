@@ -11,7 +11,7 @@ from conftest import mutated
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench import cost, memory
+from specbench import cli, cost, memory
 from specbench.cost import Shape
 from specbench.model import CausalLM
 from specbench.targets import byte_tokenizer, load_tiny
@@ -197,7 +197,8 @@ def script(monkeypatch, tmp_path):
     spec = importlib.util.spec_from_file_location("verify_cost", ROOT / "scripts" / "verify_cost.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.out, module.err = Console(width=120), Console(width=120, stderr=True)
+    monkeypatch.setattr(cli, "out", Console(width=120))
+    monkeypatch.setattr(cli, "err", Console(width=120, stderr=True))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(cost, "PROBE_BYTES", 1 << 20)
@@ -206,12 +207,8 @@ def script(monkeypatch, tmp_path):
     small += ["cached=16", "repeats=2", f"out={tmp_path / 'out'}"]
 
     def call(*options):
-        monkeypatch.setattr(sys, "argv", ["verify_cost.py", *small, *options])
-        try:
-            module.main()
-        except SystemExit as stop:
-            return stop.code
-        return 0
+        monkeypatch.setattr(sys, "argv", ["verify_cost.py"])
+        return cli.run_command("verify_cost", module.work, arguments=[*small, *options])
 
     call.folder = tmp_path / "out"
     call.read = lambda: json.loads((call.folder / "verify_cost.json").read_text())

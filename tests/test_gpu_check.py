@@ -112,7 +112,7 @@ def test_a_replay_of_old_inputs_fails(script, monkeypatch):
     lm = tiny("llama")
     assert script.check_recording(lm) == "bit for bit"
     monkeypatch.setattr(script.CausalLM, "__init__", skip_rollback(script.CausalLM.__init__))
-    bug = ("self._inputs.copy_(inputs, non_blocking=True)", "pass")
+    bug = ("held.copy_(given, non_blocking=True)", "pass")
     monkeypatch.setattr(_Recorded, "__call__", mutated(_Recorded.__call__, bug))
     with pytest.raises(script.CheckError, match="a replay of 1 tokens a row is off by"):
         script.check_recording(lm)

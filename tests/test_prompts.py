@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from specbench.__main__ import conf_dir
+from specbench.cli import conf_dir
 from specbench.errors import ConfigError
 from specbench.prompts import Conversation, PromptSet, load_builtin, load_jsonl, load_spec_bench, load_table
 

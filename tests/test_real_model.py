@@ -14,7 +14,7 @@ from drafters.none import NoDrafter
 from drafters.oracle import Oracle
 from drafters.small_lm import SmallLM
 from drafters.suffix import Suffix
-from specbench.__main__ import conf_dir
+from specbench.cli import conf_dir
 from specbench.drafting import Request
 from specbench.prompts import load_builtin
 from specbench.sampling import Sampling

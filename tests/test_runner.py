@@ -20,7 +20,7 @@ from rich.console import Console
 from drafters.ngram import NGram
 from drafters.small_lm import SmallLM
 from drafters.suffix import Suffix
-from specbench import __main__, losslessness, provenance, record
+from specbench import __main__, cli, losslessness, provenance, record
 from specbench.comparison import Arm, Settings
 from specbench.errors import RunError
 from specbench.losslessness import Divergence
@@ -83,8 +83,8 @@ def as_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["specbench"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.setattr(__main__, "out", Console(width=80))
-    monkeypatch.setattr(__main__, "err", Console(width=80, stderr=True))
+    monkeypatch.setattr(cli, "out", Console(width=80))
+    monkeypatch.setattr(cli, "err", Console(width=80, stderr=True))
     logger = logging.getLogger("specbench")
     handlers, level, propagate = logger.handlers, logger.level, logger.propagate
     yield

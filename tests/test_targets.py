@@ -10,7 +10,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from specbench import __main__, record
+from specbench import __main__, cli, record
 from specbench.errors import ConfigError
 from specbench.targets import DTYPES, byte_tokenizer, load_hf, load_tiny, resolve_device, resolve_dtype
 
@@ -293,8 +293,8 @@ def command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["specbench"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.setattr(__main__, "out", Console(width=80))
-    monkeypatch.setattr(__main__, "err", Console(width=80, stderr=True))
+    monkeypatch.setattr(cli, "out", Console(width=80))
+    monkeypatch.setattr(cli, "err", Console(width=80, stderr=True))
     (tmp_path / "prompts.jsonl").write_text(f'{{"turns": "{"One two. " * 10}"}}\n')
     options = ["target=tiny", "drafter=small_lm", "dataset=jsonl", "dataset.path=prompts.jsonl", "results_dir=results"]
     logger = logging.getLogger("specbench")

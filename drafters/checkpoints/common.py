@@ -14,6 +14,8 @@ from drafters.checkpoints.files import Source
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
+SPECULATORS = "0.9.0"  # the version whose layout is written
+
 # tensors that say nothing a network needs
 UNUSED = ("t2d", "d2t", r"(.*\.)?rotary_emb\.inv_freq", r"verifier_(norm|lm_head)\.weight")
 
@@ -39,7 +41,7 @@ def shape_of(source: Source, config: Mapping[str, Any], block: str, **changes: A
     lacking = [key for key in needed if not isinstance(config.get(key), int)]
     if lacking:
         raise ConfigError(f"drafter.checkpoint={source.name} does not say {', '.join(lacking)}")
-    if "sliding_attention" in (config.get("layer_types") or ()):
+    if _slides(config):
         raise ConfigError(f"drafter.checkpoint={source.name} has layers with sliding windows, which are not supported")
     width, heads = config["hidden_size"], config["num_attention_heads"]
     rope = rope_of(config)
@@ -62,6 +64,16 @@ def shape_of(source: Source, config: Mapping[str, Any], block: str, **changes: A
         "activation": config.get("hidden_act") or "silu",
     }
     return Shape(**{**known, **changes})
+
+
+def _slides(config: Mapping[str, Any]) -> bool:
+    """Whether some layer attends to a window: said of each layer, or, as transformers' Qwen models do, of those from
+    ``max_window_layers`` on."""
+    if config.get("layer_types"):
+        return "sliding_attention" in config["layer_types"]
+    if not config.get("use_sliding_window") or not config.get("sliding_window"):
+        return False
+    return (config.get("max_window_layers") or 0) < (config.get("num_hidden_layers") or 1)
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +134,9 @@ def own_embeddings(source: Source, target: CausalLM, name: str = "embed_tokens.w
             f"drafter.checkpoint={source.name} embeds {len(table)} tokens, and {target.name} has {target.vocab_size}"
         )
     ours = target.model.get_input_embeddings().weight
-    if table.shape == ours.shape and torch.equal(table.to(ours.device, ours.dtype), ours):
+    row = torch.zeros(1, dtype=torch.long, device=ours.device)
+    scaled = not torch.equal(target.embed(row), ours[:1])  # as in Gemma: its table would not be used as a copy is
+    if not scaled and table.shape == ours.shape and torch.equal(table.to(ours.device, ours.dtype), ours):
         del source.tensors[name]
         return None
     return len(table)
@@ -137,6 +151,16 @@ def check_width(source: Source, width: int, target: CausalLM, what: str = "hidde
         )
 
 
+def check_ends(source: Source, width: int, target: CausalLM) -> None:
+    """Raise ConfigError for a head that is not as wide as the target and lacks embeddings or an output of its own."""
+    lacking = [what for what in ("embed_tokens.weight", "lm_head.weight") if what not in source.tensors]
+    if width != target.width and lacking:
+        raise ConfigError(
+            f"drafter.checkpoint={source.name} is {width} wide and {target.name} {target.width}, so that it needs its "
+            f"own {' and '.join(lacking)}"
+        )
+
+
 def refuse(source: Source, family: str, signs: str) -> ConfigError:
     """The error for a checkpoint that is not of ``family``, which would be told by ``signs``."""
     said = source.config.get("speculators_model_type") or ", ".join(source.config.get("architectures") or ["unknown"])
@@ -145,3 +169,71 @@ def refuse(source: Source, family: str, signs: str) -> ConfigError:
         f"drafter.checkpoint={source.name} is not of the kind {family} (no {signs}): its config.json says {said}, its "
         f"first tensors are {some}"
     )
+
+
+def layer_config(shape: Shape, target: CausalLM, layers: int | None = None) -> dict[str, Any]:
+    """``transformer_layer_config``: the blocks in the terms of transformers. Raises ConfigError for blocks that neither
+    Llama's nor Qwen3's configuration can describe."""
+    biased = {shape.qkv_bias, shape.out_bias}
+    if len(biased) > 1 or (shape.head_norms and shape.mlp_bias):
+        raise ConfigError("these blocks have biases that the speculators layout cannot describe")
+    return {
+        "model_type": "qwen3" if shape.head_norms else "llama",
+        "vocab_size": target.vocab_size,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": layers or shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_width,
+        "hidden_act": shape.activation,
+        "max_position_embeddings": shape.positions,
+        "rms_norm_eps": shape.eps,
+        "rope_parameters": dict(shape.rope),
+        "attention_bias": shape.qkv_bias,
+        "mlp_bias": shape.mlp_bias,
+        "tie_word_embeddings": False,
+    }
+
+
+def speculators_config(
+    kind: str, shape: Shape, target: CausalLM, drafts: int, layers: int | None = None
+) -> dict[str, Any]:
+    """What every configuration in the speculators layout says. ``drafts``: tokens to draft unless asked otherwise."""
+    name = getattr(target.config, "_name_or_path", None) or target.name
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": SPECULATORS,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": drafts,
+                    "accept_tolerance": 0.0,
+                    "verifier_accept_k": 1,
+                }
+            ],
+            "verifier": {"name_or_path": name, "architectures": [type(target.model).__name__]},
+        },
+        "transformer_layer_config": layer_config(shape, target, layers),
+        "tie_word_embeddings": False,
+    }
+
+
+def vocabulary_tensors(ids: Tensor | None, target: CausalLM) -> dict[str, Tensor]:
+    """``d2t`` and ``t2d`` of a draft vocabulary; nothing where it is the whole."""
+    if ids is None:
+        return {}
+    ids = ids.cpu()
+    marks = torch.zeros(target.vocab_size, dtype=torch.bool)
+    marks[ids] = True
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
+
+
+def inexpressible(layout: str, **values: bool) -> None:
+    """Raise ConfigError, naming them, if any of the values is true: the layout has no words for them."""
+    wrong = [name for name, value in values.items() if value]
+    if wrong:
+        raise ConfigError(f"the {layout} layout cannot say {', '.join(wrong)}; this network cannot be written in it")

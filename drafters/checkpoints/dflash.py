@@ -3,12 +3,17 @@ without a sequential head."""
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from drafters.checkpoints import common, files
-from drafters.checkpoints.files import Loaded, Source
+from drafters.checkpoints.files import Loaded, Source, Written
+from drafters.draft_model import DraftModel
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
 NESTED = ("dflash_config",)
+HEADS = r"(markov_head\.)?markov_w1\.weight|confidence_(head\.)?proj\.weight"  # of DSpark
 NAMES = {
     "network.confidence_head.": "confidence_head.proj.",
     "network.": "",
@@ -20,7 +25,7 @@ NAMES = {
 def read(path: str, target: CausalLM) -> Loaded:
     """A checkpoint for ``target``. Raises ConfigError for one of another kind, or that does not fit."""
     source = files.read(path)
-    if source.has(r"(markov_head\.)?markov_w1\.weight|confidence_(head\.)?proj\.weight"):
+    if source.has(HEADS):
         raise ConfigError(f"drafter.checkpoint={path} has DSpark's sequential or confidence head; use drafter=dspark")
     fields, ids = backbone(source, target, "DFlash")
     return Loaded(source, fields, NAMES, ids, unused())
@@ -34,9 +39,8 @@ def backbone(source: Source, target: CausalLM, family: str) -> tuple[dict[str, A
     shape = common.shape_of(source, config, "layers.0.", layers=source.count(r"layers\.(\d+)\."))
     target_width = source.get("target_hidden_size") or shape.width
     common.check_width(source, target_width, target)
-    if shape.width != target.width and "embed_tokens.weight" not in source.tensors:
-        raise ConfigError(f"drafter.checkpoint={source.name} is not as wide as {target.name} and has no embeddings")
-    if source.get("is_causal", False, *NESTED):
+    common.check_ends(source, shape.width, target)
+    if source.get("is_causal", source.get("causal", False, *NESTED), *NESTED):
         raise ConfigError(f"drafter.checkpoint={source.name} has is_causal=true: a causal block is not supported")
     mask = int(source.need("mask_token_id", *NESTED))
     embeddings = common.own_embeddings(source, target)
@@ -90,3 +94,34 @@ def anchor_first(source: Source) -> bool:
 def unused() -> list[str]:
     """What such a checkpoint may hold beyond its network."""
     return [*common.UNUSED, "mask_embedding"]
+
+
+def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:
+    """In the speculators layout, which vLLM serves."""
+    tensors, config = write_backbone(model, spec, target, "dflash")
+    return Written({"architectures": ["DFlashDraftModel"], **config}, tensors)
+
+
+def write_backbone(
+    model: DraftModel, spec: Any, target: CausalLM, kind: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors, with taps in rising order as vLLM reads them, and configuration."""
+    common.inexpressible(
+        "speculators",
+        **{"head_norms=false": not spec.shape.head_norms, "embedding_scale": spec.embedding_scale is not None},
+        **{"logit_scale": spec.logit_scale != 1, "logit_cap": spec.logit_cap is not None},
+    )
+    tensors = files.as_published(model, NAMES) | common.vocabulary_tensors(model.head.ids, target)
+    order = sorted(range(len(spec.taps)), key=lambda i: spec.taps[i])
+    parts = tensors["fc.weight"].chunk(len(order), dim=1)
+    tensors["fc.weight"] = torch.cat([parts[i] for i in order], dim=1)
+    # sliding_window_non_causal is left unsaid: there are no sliding windows, and vLLM takes false for all layers causal
+    return tensors, {
+        **common.speculators_config(kind, spec.shape, target, spec.drafts),
+        "draft_vocab_size": spec.vocabulary or target.vocab_size,
+        "target_hidden_size": None if spec.target_width == spec.shape.width else spec.target_width,
+        "aux_hidden_state_layer_ids": [spec.taps[i] for i in order],
+        "block_size": spec.block,
+        "mask_token_id": spec.mask,
+        "sample_from_anchor": spec.anchor_first,
+    }

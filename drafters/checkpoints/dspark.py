@@ -1,7 +1,10 @@
 """DSpark checkpoints: DeepSpec's layout, with its options at the top of the configuration, and that of speculators."""
 
-from drafters.checkpoints import dflash, files
-from drafters.checkpoints.files import Loaded
+from typing import Any
+
+from drafters.checkpoints import common, dflash, files
+from drafters.checkpoints.files import Loaded, Written
+from drafters.draft_model import DraftModel
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
@@ -13,6 +16,9 @@ def read(path: str, target: CausalLM) -> Loaded:
     """A checkpoint for ``target``. Raises ConfigError for one of another kind, or that does not fit."""
     source = files.read(path)
     fields, ids = dflash.backbone(source, target, "DSpark")
+    named = source.config.get("speculators_model_type") == "dspark"
+    if not named and source.get("markov_rank", None, *dflash.NESTED) is None and not source.has(dflash.HEADS):
+        raise common.refuse(source, "DSpark", "markov_head, confidence_head or markov_rank; use drafter=dflash")
     flat = "markov_w1.weight" in source.tensors  # ModelOpt
     w1, w2 = (source.tensors.get(f"{'' if flat else 'markov_head.'}markov_{name}.weight") for name in ("w1", "w2"))
     rank = source.get("markov_rank", 0 if w1 is None else w1.shape[1], *dflash.NESTED)
@@ -35,4 +41,21 @@ def read(path: str, target: CausalLM) -> Loaded:
         "confidence": confidence is not None,
         "confidence_reads_token": confidence is not None and confidence.shape[1] > fields["shape"].width,
     }
-    return Loaded(source, fields, {**(FLAT if flat else {}), **dflash.NAMES}, ids, dflash.unused())
+    names = {**FLAT, **dflash.NAMES, **FLAT} if flat else dflash.NAMES  # FLAT first, and nothing over it
+    return Loaded(source, fields, names, ids, dflash.unused())
+
+
+def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:
+    """In the speculators layout."""
+    tensors, config = dflash.write_backbone(model, spec, target, "dspark")
+    return Written(
+        {
+            "architectures": ["DSparkDraftModel"],
+            **config,
+            "markov_rank": spec.rank,
+            "markov_head_type": spec.kind,
+            "enable_confidence_head": spec.confidence,
+            "confidence_head_with_markov": spec.confidence_reads_token,
+        },
+        tensors,
+    )

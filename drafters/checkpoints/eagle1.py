@@ -1,8 +1,12 @@
 """EAGLE-1 checkpoints in the reference's layout: ``fc``, ``layers.*`` of which the first has no input norm, usually
 with a copy of the target's embeddings."""
 
+from dataclasses import replace
+from typing import Any
+
 from drafters.checkpoints import common, files
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
+from drafters.draft_model import DraftModel
 from specbench.model import CausalLM
 
 NAMES = {"network.": "", "embedding.table.": "embed_tokens."}
@@ -27,3 +31,12 @@ def read(path: str, target: CausalLM) -> Loaded:
         "bias": "fc.bias" in source.tensors,
     }
     return Loaded(source, fields, NAMES, unused=common.UNUSED)
+
+
+def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:
+    """In the reference's layout."""
+    shape = spec.shape
+    common.inexpressible("EAGLE-1", head_norms=shape.head_norms, out_bias=shape.out_bias, mlp_bias=shape.mlp_bias)
+    layers = common.layer_config(replace(shape, qkv_bias=False), target)
+    config = {**layers, "architectures": ["LlamaForCausalLM"], "bias": spec.bias, "qkv_bias": shape.qkv_bias}
+    return Written(config, files.as_published(model, NAMES))

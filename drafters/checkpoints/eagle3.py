@@ -4,14 +4,18 @@ speculators and vLLM, and DeepSpec's (``layers.0.*``)."""
 import logging
 from typing import Any
 
+import torch
+
 from drafters.checkpoints import common, files
-from drafters.checkpoints.files import Loaded, Source
+from drafters.checkpoints.files import Loaded, Source, Written
+from drafters.draft_model import DraftModel
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
 log = logging.getLogger("specbench.drafters")
 
 LAYER_IDS = ("auto", "streams", "outputs")
+DRAFTS = 4  # tokens a round, unless whoever serves it says otherwise
 NESTED = ("eagle_config",)
 
 
@@ -31,6 +35,7 @@ def read(path: str, target: CausalLM, layer_ids: str = "auto") -> Loaded:
     shape = common.shape_of(source, config, block, layers=max(1, source.count(r"layers\.(\d+)\.")))
     target_width = source.get("target_hidden_size") or shape.width
     common.check_width(source, target_width, target)
+    common.check_ends(source, shape.width, target)
     vocabulary, ids = common.draft_vocabulary(source, target)
     fields: dict[str, Any] = {
         "shape": shape,
@@ -41,14 +46,15 @@ def read(path: str, target: CausalLM, layer_ids: str = "auto") -> Loaded:
         "vocabulary": vocabulary,
         "embeddings": common.own_embeddings(source, target),
         "norm_before_residual": bool(source.get("norm_before_residual", False, *NESTED)),
-        "norm_before_fc": "input_norm.weight" in source.tensors,
-        "tap_norms": "fc_norm.0.weight" in source.tensors,
+        "norm_before_fc": "input_norm.weight" in source.tensors or bool(source.get("norm_before_fc", False, *NESTED)),
+        "tap_norms": "fc_norm.0.weight" in source.tensors or bool(source.get("fc_norm", False, *NESTED)),
         "norm_output": bool(source.get("norm_output", False, *NESTED)),
         "every_block": "layers.1.hidden_norm.weight" in source.tensors,
         "fuse": fc is not None,
         "fc_bias": "fc.bias" in source.tensors,
-        "token_norm": f"{block}input_layernorm.weight" in source.tensors,
-        "final_norm": "norm.weight" in source.tensors,
+        # only NVIDIA's may lack these: elsewhere they are missing
+        "token_norm": f"{block}input_layernorm.weight" in source.tensors or "eagle_config" not in source.config,
+        "final_norm": "norm.weight" in source.tensors or bool(source.get("use_last_layernorm", True, *NESTED)),
     }
     return Loaded(source, fields, names(block), ids, common.UNUSED)
 
@@ -94,3 +100,34 @@ def taps(source: Source, target: CausalLM, count: int, layer_ids: str) -> tuple[
             "(eagle_aux_hidden_state_layer_ids)"
         )
     return default
+
+
+def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:
+    """In the speculators layout, which vLLM serves. It reads taps in rising order, so that is how they are written."""
+    common.inexpressible(
+        "speculators",
+        **{"every_block": spec.every_block, "fuse=false": not spec.fuse, "fc_bias": spec.fc_bias},
+        **{"token_norm=false": not spec.token_norm, "final_norm=false": not spec.final_norm},
+    )
+    tensors = files.as_published(model, names()) | common.vocabulary_tensors(model.head.ids, target)
+    order = sorted(range(len(spec.taps)), key=lambda i: spec.taps[i])
+    for name in ("fc.weight", "input_norm.weight"):
+        if name in tensors:
+            parts = tensors[name].chunk(len(order), dim=-1)
+            tensors[name] = torch.cat([parts[i] for i in order], dim=-1)
+    norms = {
+        f"fc_norm.{place}.weight": tensors[f"fc_norm.{i}.weight"] for place, i in enumerate(order) if spec.tap_norms
+    }
+    config = {
+        "architectures": ["Eagle3DraftModel"],
+        **common.speculators_config("eagle3", spec.shape, target, DRAFTS),
+        "draft_vocab_size": spec.vocabulary or target.vocab_size,
+        "target_hidden_size": None if spec.target_width == spec.shape.width else spec.target_width,
+        "eagle_aux_hidden_state_layer_ids": [spec.taps[i] for i in order],
+        "num_aux_hidden_states": len(order),
+        "norm_before_residual": spec.norm_before_residual,
+        "norm_before_fc": spec.norm_before_fc,
+        "fc_norm": spec.tap_norms,
+        "norm_output": spec.norm_output,
+    }
+    return Written(config, tensors | norms)

@@ -6,6 +6,7 @@ all that is wrong, and nothing is left as it was made."""
 
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from drafters.draft_model import DraftModel
@@ -20,6 +22,7 @@ from specbench import packaged
 from specbench.errors import ConfigError
 
 READ = ("*.json", "*.safetensors", "*.bin", "*.pt")
+USUAL = ("model.safetensors", "pytorch_model.bin")  # or an index of shards beside them
 LISTED = 8  # names in an error, of each kind of wrong
 
 # parts of our layers that checkpoints keep apart
@@ -105,6 +108,34 @@ class Loaded:
         model.head.ids = None if self.ids is None else self.ids.clone()
 
 
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint to be written: its ``config``, and its ``tensors`` by name."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write it to ``folder``, which appears as a whole or not at all; returns the SHA-256 of its files.
+
+        Raises ConfigError where there is something else already.
+        """
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"out={folder} is there already; give another folder, or remove it")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+            made = Path(scratch) / "made"
+            made.mkdir()
+            dtype = next(tensor.dtype for tensor in self.tensors.values() if tensor.is_floating_point())
+            config = {**self.config, "dtype": str(dtype).removeprefix("torch.")}
+            (made / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            save_file({name: t.contiguous() for name, t in self.tensors.items()}, made / "model.safetensors")
+            if folder.exists():
+                folder.rmdir()
+            made.rename(folder)
+        return packaged.digests(folder, READ)
+
+
 def read(path: str, keep: Callable[[Mapping[str, Any]], str] = lambda config: ".*") -> Source:
     """Open a folder or hub id. Only tensors are loaded whose whole name matches the expression that ``keep`` makes of
     the configuration, and only files that hold some are taken into account.
@@ -124,6 +155,8 @@ def read(path: str, keep: Callable[[Mapping[str, Any]], str] = lambda config: ".
         raise ConfigError(f"drafter.checkpoint={path} has no config.json") from None
     except ValueError as error:
         raise ConfigError(f"drafter.checkpoint={path}: config.json is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"drafter.checkpoint={path}: config.json is not a JSON object but a {type(config).__name__}")
     found = list(_tensors(folder, path, keep(config)))
     read = {"config.json", *(file.name for file, _, _ in found)}
     hashes = {name: packaged.file_sha256(folder / name) for name in sorted(read)}
@@ -160,8 +193,8 @@ def as_published(model: DraftModel, names: Mapping[str, str]) -> dict[str, Tenso
 
 def _tensors(folder: Path, name: str, keep: str) -> Iterator[tuple[Path, str, Tensor]]:
     """File, name and value of each tensor to be loaded."""
-    files = _weight_files(folder)
-    if not files:
+    files = _weight_files(folder, name, keep)
+    if files is None:
         raise ConfigError(f"drafter.checkpoint={name} has no weights: neither *.safetensors nor *.bin nor *.pt")
     for file in files:
         try:
@@ -171,8 +204,10 @@ def _tensors(folder: Path, name: str, keep: str) -> Iterator[tuple[Path, str, Te
                     yield from ((file, key, opened.get_tensor(key)) for key in wanted)
             else:
                 held = torch.load(file, map_location="cpu", weights_only=True)
+                if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in held.items()):
+                    raise ValueError("not all that it holds are tensors by name")
                 yield from ((file, key, value) for key, value in held.items() if re.fullmatch(keep, key))
-        except (OSError, SafetensorError, RuntimeError, AttributeError) as error:
+        except (OSError, SafetensorError, RuntimeError, AttributeError, ValueError) as error:
             raise ConfigError(f"drafter.checkpoint={name}: cannot read {file.name}: {error}") from error
         except Exception as error:  # an unpickler that refuses code says so by an error of its own
             raise ConfigError(
@@ -181,15 +216,21 @@ def _tensors(folder: Path, name: str, keep: str) -> Iterator[tuple[Path, str, Te
             ) from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The index's shards, else the file of the usual name, else whatever there is."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    usual = folder / "model.safetensors"
-    if usual.exists():
-        return [usual]
-    return sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+def _weight_files(folder: Path, name: str, keep: str) -> list[Path] | None:
+    """The shards of an index that hold tensors to be loaded, else the file of the usual name, else whatever there is;
+    None where there is nothing."""
+    for usual in USUAL:
+        index = folder / f"{usual}.index.json"
+        if index.exists():
+            try:
+                places = json.loads(index.read_text())["weight_map"].items()
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConfigError(f"drafter.checkpoint={name}: {index.name} is not an index of weights") from error
+            return [folder / file for file in sorted({file for key, file in places if re.fullmatch(keep, key)})]
+        if (folder / usual).exists():
+            return [folder / usual]
+    found = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+    return found or None
 
 
 def _from_hub(repository: str) -> Path:

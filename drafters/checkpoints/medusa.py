@@ -2,9 +2,11 @@
 before them."""
 
 import re
+from typing import Any
 
 from drafters.checkpoints import common, files
-from drafters.checkpoints.files import Loaded
+from drafters.checkpoints.files import Loaded, Written
+from drafters.draft_model import DraftModel
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
@@ -47,3 +49,19 @@ def names(heads: int, layers: int, prefix: str = "") -> dict[str, str]:
     table = {f"network.heads.{i}.{j}.": f"{prefix}{i}.{j}.linear." for i in range(heads) for j in range(layers)}
     table |= {f"network.outputs.{i}.": f"{prefix}{i}.{layers}." for i in range(heads)}
     return {**table, "head.": ""}
+
+
+def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:
+    """In the reference's layout; heads that share an output matrix have it as ``lm_head.weight``, with ``d2t`` where it
+    is one of a draft vocabulary."""
+    tensors = files.as_published(model, names(spec.heads, spec.layers))
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "medusa_num_heads": spec.heads,
+        "medusa_num_layers": spec.layers,
+        "hidden_size": spec.width,
+        "vocab_size": target.vocab_size,
+        "base_model_name_or_path": target.name,
+    }
+    return Written(config, tensors | common.vocabulary_tensors(model.head.ids, target))

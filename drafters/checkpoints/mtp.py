@@ -12,13 +12,16 @@ That is how serving engines run them. All norms of Qwen3-Next are stored as what
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from drafters import initial
 from drafters.checkpoints import common, files
-from drafters.checkpoints.files import Loaded, Source
+from drafters.checkpoints.files import Loaded, Source, Written
+from drafters.draft_model import DraftModel
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
@@ -30,6 +33,7 @@ QWEN = {
     "input_proj": "fc",
     "norm": "norm",
 }
+ENDS = ("lm_head.weight", "d2t", "t2d")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
@@ -49,13 +53,11 @@ def read(path: str, target: CausalLM) -> Loaded:
 
 
 def _kept(config: Mapping[str, Any]) -> str:
-    """Names of the tensors that belong to MTP modules."""
+    """Names of the tensors that belong to MTP modules: of a target that carries some, nothing else."""
     text = config.get("text_config") or config
     first = text.get("num_hidden_layers") or 0
     further = "|".join(str(first + i) for i in range(text.get("num_nextn_predict_layers") or 1))
-    return (
-        rf"mtp\..*|(model\.)?mtp_layers\..*|model\.layers\.({further})\..*|d2t|t2d|lm_head\.weight" if first else ".*"
-    )
+    return rf"mtp\..*|(model\.)?mtp_layers\..*|model\.layers\.({further})\..*" if first else ".*"
 
 
 def _plain(source: Source, target: CausalLM, prefix: str, hidden_first: bool) -> Loaded:
@@ -69,9 +71,9 @@ def _plain(source: Source, target: CausalLM, prefix: str, hidden_first: bool) ->
         ours, theirs = f"network.cells.{i}.", f"{prefix}{i}."
         names |= {f"{ours}{mine}.": f"{theirs}{name}." for mine, name in NAMED.items()}
         names |= {f"{ours}layers.0.": theirs, ours: theirs}
-    native = hidden_first
-    fields = _fields(target, shape, count, hidden_first=hidden_first, norm_feature=not native, norm_output=not native)
-    return _loaded(source, target, fields, names, whole_target=native)
+    normed = bool(source.get("normed_features", not hidden_first))
+    fields = _fields(target, shape, count, hidden_first=hidden_first, norm_feature=normed, norm_output=normed)
+    return _loaded(source, target, fields, names, whole_target=hidden_first)
 
 
 def _qwen(source: Source, target: CausalLM) -> Loaded:
@@ -126,9 +128,9 @@ def _loaded(
     return Loaded(source, {**fields, "outputs": vocabulary}, names, ids, (*common.UNUSED, *unused))
 
 
-def _fuse_experts(tensors: dict[str, torch.Tensor]) -> None:
+def _fuse_experts(tensors: dict[str, Tensor]) -> None:
     """Stack the experts' layers as transformers keeps them: gate and up [E, 2I, D] in one, down [E, D, I]."""
-    found: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
+    found: dict[str, dict[tuple[int, str], Tensor]] = {}
     for name in list(tensors):
         match = EXPERT.fullmatch(name)
         if match:
@@ -141,3 +143,54 @@ def _fuse_experts(tensors: dict[str, torch.Tensor]) -> None:
             tensors[f"{prefix}.down_proj"] = torch.stack([parts[e, "down_proj"] for e in experts])
         except KeyError as error:
             raise ConfigError(f"{prefix}: expert {error.args[0][0]} has no {error.args[0][1]}.weight") from None
+
+
+def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:
+    """In the speculators layout."""
+    tensors, norms = _one_module(model, spec)
+    common.inexpressible("speculators", **norms)
+    if spec.hidden_first:
+        tensors["input_proj.weight"] = _swapped(tensors["input_proj.weight"])
+    tensors = {(name if name in ENDS else f"mtp_layers.0.{name}"): value for name, value in tensors.items()}
+    config = {
+        "architectures": ["MTPDraftModel"],
+        **common.speculators_config("mtp", spec.shape, target, max(spec.depths, 3), len(target.blocks)),
+        "num_nextn_predict_layers": 1,
+    }
+    return Written(config, tensors | common.vocabulary_tensors(model.head.ids, target))
+
+
+def write_mimo(model: DraftModel, spec: Any, target: CausalLM) -> Written:
+    """As MiMo's, which vLLM serves beside a Llama-shaped target. There the target gives features after its final norm,
+    and the normed output is recursed on; to our reader the file says so."""
+    tensors, norms = _one_module(model, spec)
+    common.inexpressible("MiMo", **norms, draft_vocabulary=model.head.ids is not None, head_norms=spec.shape.head_norms)
+    if not spec.hidden_first:
+        tensors["input_proj.weight"] = _swapped(tensors["input_proj.weight"])
+    for name in ("q_proj", "k_proj", "v_proj"):  # the layout has biases
+        weight = tensors[f"self_attn.{name}.weight"]
+        tensors.setdefault(f"self_attn.{name}.bias", torch.zeros(len(weight), dtype=weight.dtype))
+    config = {
+        **common.layer_config(replace(spec.shape, qkv_bias=False), target, len(target.blocks)),
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "mimo",
+        "num_nextn_predict_layers": 1,
+        "normed_features": True,
+    }
+    return Written(config, {f"model.mtp_layers.0.{name}": value for name, value in tensors.items()})
+
+
+def _one_module(model: DraftModel, spec: Any) -> tuple[dict[str, Tensor], dict[str, bool]]:
+    """The tensors of the only module under the names that both layouts share, and what neither can say."""
+    common.inexpressible(
+        "MTP", **{"modules > 1": spec.modules > 1, "foreign": spec.foreign, "layers > 1": spec.shape.layers > 1}
+    )
+    names = {f"network.cells.0.{mine}.": f"{name}." for mine, name in NAMED.items()}
+    names |= {"network.cells.0.layers.0.": "", "network.cells.0.": "", "head.": ""}
+    norms = {"norm_feature=false": not spec.norm_feature, "norm_output=false": not spec.norm_output}
+    return files.as_published(model, names), norms
+
+
+def _swapped(weight: Tensor) -> Tensor:
+    """The projection of [h; emb] as one of [emb; h], or the other way round."""
+    return torch.cat(weight.chunk(2, dim=1)[::-1], dim=1)
