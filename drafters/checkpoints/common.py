@@ -93,7 +93,7 @@ def draft_vocabulary(source: Source, target: CausalLM) -> tuple[int | None, Tens
 
     Raises ConfigError for a vocabulary that does not fit the target.
     """
-    head, offsets, marks = (source.tensors.get(key) for key in ("lm_head.weight", "d2t", "t2d"))
+    head, offsets, marks = source.tensor("lm_head.weight"), source.tensor("d2t", 1), source.tensor("t2d", 1)
     if marks is not None and len(marks) != target.vocab_size:
         raise ConfigError(
             f"drafter.checkpoint={source.name} was made for a vocabulary of {len(marks)} tokens, and {target.name} has "
@@ -126,7 +126,7 @@ def draft_vocabulary(source: Source, target: CausalLM) -> tuple[int | None, Tens
 def own_embeddings(source: Source, target: CausalLM, name: str = "embed_tokens.weight") -> int | None:
     """Rows of the checkpoint's own embedding table; None where the target's is to be used. A copy of the target's is
     dropped. Raises ConfigError for a table that is too small."""
-    table = source.tensors.get(name)
+    table = source.tensor(name)
     if table is None:
         return None
     if len(table) < target.vocab_size:

@@ -20,7 +20,7 @@ def read(path: str, target: CausalLM) -> Loaded:
     if not named and source.get("markov_rank", None, *dflash.NESTED) is None and not source.has(dflash.HEADS):
         raise common.refuse(source, "DSpark", "markov_head, confidence_head or markov_rank; use drafter=dflash")
     flat = "markov_w1.weight" in source.tensors  # ModelOpt
-    w1, w2 = (source.tensors.get(f"{'' if flat else 'markov_head.'}markov_{name}.weight") for name in ("w1", "w2"))
+    w1, w2 = (source.tensor(f"{'' if flat else 'markov_head.'}markov_{name}.weight") for name in ("w1", "w2"))
     rank = source.get("markov_rank", 0 if w1 is None else w1.shape[1], *dflash.NESTED)
     kind = source.get("markov_head_type", "vanilla", *dflash.NESTED)
     if kind not in KINDS:
@@ -32,7 +32,7 @@ def read(path: str, target: CausalLM) -> Loaded:
             f"drafter.checkpoint={source.name}: its sequential head knows {len(w1)} tokens, and {target.name} has "
             f"{target.vocab_size}"
         )
-    confidence = source.tensors.get("confidence_proj.weight" if flat else "confidence_head.proj.weight")
+    confidence = source.tensor("confidence_proj.weight" if flat else "confidence_head.proj.weight")
     fields |= {
         "rank": rank,
         "kind": kind,

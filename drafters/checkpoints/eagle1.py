@@ -15,7 +15,7 @@ NAMES = {"network.": "", "embedding.table.": "embed_tokens."}
 def read(path: str, target: CausalLM) -> Loaded:
     """A checkpoint for ``target``. Raises ConfigError for one of another kind, or that does not fit."""
     source = files.read(path)
-    fc = source.tensors.get("fc.weight")
+    fc = source.tensor("fc.weight")
     if (
         fc is None
         or fc.shape[1] != 2 * fc.shape[0]
@@ -28,7 +28,7 @@ def read(path: str, target: CausalLM) -> Loaded:
         "shape": shape,
         "taps": (len(target.blocks),),
         "embeddings": common.own_embeddings(source, target),
-        "bias": "fc.bias" in source.tensors,
+        "bias": "fc.bias" in source.tensors or source.get("bias") is True,
     }
     return Loaded(source, fields, NAMES, unused=common.UNUSED)
 

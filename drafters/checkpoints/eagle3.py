@@ -26,11 +26,10 @@ def read(path: str, target: CausalLM, layer_ids: str = "auto") -> Loaded:
     if not source.has(r"(midlayer|layers\.0)\.hidden_norm\.weight"):
         raise common.refuse(source, "EAGLE-3", "midlayer.hidden_norm.weight or layers.0.hidden_norm.weight")
     block = "midlayer." if source.has(r"midlayer\..*") else "layers.0."
-    fc = source.tensors.get("fc.weight")
-    if fc is None and source.get("use_aux_hidden_state", True, *NESTED):
-        raise ConfigError(
-            f"drafter.checkpoint={source.name} has no fc.weight and does not say use_aux_hidden_state=false"
-        )
+    fc = source.tensor("fc.weight")
+    if (fc is not None) != bool(source.get("use_aux_hidden_state", True, *NESTED)):
+        has = "no fc.weight and does not say" if fc is None else "fc.weight and says"
+        raise ConfigError(f"drafter.checkpoint={source.name} has {has} use_aux_hidden_state=false")
     config = source.config.get("transformer_layer_config") or source.config
     shape = common.shape_of(source, config, block, layers=max(1, source.count(r"layers\.(\d+)\.")))
     target_width = source.get("target_hidden_size") or shape.width

@@ -53,6 +53,15 @@ class Source:
                 return part[key]
         return default
 
+    def tensor(self, name: str, dimensions: int = 2) -> Tensor | None:
+        """The tensor of this name, if there is one. Raises ConfigError for one of other ``dimensions``."""
+        found = self.tensors.get(name)
+        if found is not None and found.dim() != dimensions:
+            raise ConfigError(
+                f"drafter.checkpoint={self.name}: {name} is {[*found.shape]} and should have {dimensions} dimensions"
+            )
+        return found
+
     def has(self, pattern: str) -> bool:
         """Whether a tensor's whole name matches the regular expression ``pattern``."""
         return any(re.fullmatch(pattern, name) for name in self.tensors)
@@ -92,11 +101,12 @@ class Loaded:
             if absent:
                 missing += absent
                 continue
-            given = torch.cat([self.source.tensors[part] for part in parts])
-            if given.shape != own.shape:
-                misshapen.append(f"{' + '.join(parts)} is {[*given.shape]} and should be {[*own.shape]}")
-                continue
-            state[name] = given.to(own.dtype)
+            given = [self.source.tensors[part] for part in parts]
+            shapes = [like.shape for like in (own.chunk(len(parts)) if len(parts) > 1 else [own])]
+            off = [(part, g.shape, s) for part, g, s in zip(parts, given, shapes, strict=True) if g.shape != s]
+            misshapen += [f"{part} is {[*found]} and should be {[*wanted]}" for part, found, wanted in off]
+            if not off:
+                state[name] = (torch.cat(given) if len(given) > 1 else given[0]).to(own.dtype)
         left = [n for n in self.source.tensors if n not in used and not any(re.fullmatch(p, n) for p in self.unused)]
         if missing or misshapen or left:
             found = [("missing", missing), ("of the wrong shape", misshapen), ("unexpected", left)]

@@ -22,12 +22,14 @@ def read(path: str, target: CausalLM) -> Loaded:
     prefix = found[1] or ""
     heads = source.count(rf"{re.escape(prefix)}(\d+)\.")
     layers = source.count(rf"{re.escape(prefix)}0\.(\d+)\.linear\.")
-    width = source.tensors[f"{prefix}0.0.linear.weight"].shape[0]
+    first = source.tensor(found[0])
+    assert first is not None
+    width = first.shape[0]
     common.check_width(source, width, target)
     stated = source.get("medusa_num_heads")
     if stated is not None and stated > heads:
         raise ConfigError(f"drafter.checkpoint={source.name} says medusa_num_heads={stated} and has {heads} heads")
-    output = source.tensors.get(f"{prefix}0.{layers}.weight")
+    output = source.tensor(f"{prefix}0.{layers}.weight")
     if output is not None and len(output) != target.vocab_size:
         raise ConfigError(
             f"drafter.checkpoint={source.name} predicts {len(output)} tokens, and {target.name} has {target.vocab_size}"
@@ -60,6 +62,7 @@ def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:
         "model_type": "medusa",
         "medusa_num_heads": spec.heads,
         "medusa_num_layers": spec.layers,
+        "medusa_fc_bias": True,  # else vLLM leaves the biases out
         "hidden_size": spec.width,
         "vocab_size": target.vocab_size,
         "base_model_name_or_path": target.name,

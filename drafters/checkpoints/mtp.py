@@ -143,6 +143,8 @@ def _fuse_experts(tensors: dict[str, Tensor]) -> None:
             tensors[f"{prefix}.down_proj"] = torch.stack([parts[e, "down_proj"] for e in experts])
         except KeyError as error:
             raise ConfigError(f"{prefix}: expert {error.args[0][0]} has no {error.args[0][1]}.weight") from None
+        except RuntimeError as error:
+            raise ConfigError(f"{prefix}: the experts' matrices are not all of a size: {error}") from None
 
 
 def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:

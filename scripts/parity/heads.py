@@ -1,0 +1,178 @@
+"""Drafting heads for the comparison with vLLM, briefly trained on a few replies of the target's own.
+
+They are to be right often enough, and wrong often enough, that two engines which draft differently are told apart;
+they are no good beyond the texts they have seen. Seeds are fixed. One loop trains all families:
+
+Legend: N positions, D width, J drafts.
+
+    at position t, where the target's feature is known up to t and the text up to t+1, draft j (from 0) of a round is
+    the token t+2+j; the loss is the cross-entropy of all drafts at some positions of one reply
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from drafters import dflash, dspark, eagle, eagle1, medusa, mtp
+from drafters.dflash import DFlash
+from drafters.draft_model import DraftModel
+from drafters.dspark import DSpark
+from drafters.eagle import Eagle
+from drafters.eagle1 import Eagle1
+from drafters.initial import read_weight
+from drafters.medusa import Medusa
+from drafters.mtp import Mtp
+from drafters.neural import Neural
+from specbench.model import CausalLM
+
+VOCABULARY = 8192  # of the heads with a draft vocabulary
+POSITIONS = 24  # a step's
+RATE, CLIP = 1e-3, 1.0
+SEED = 0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and the target's reply to it: ``tokens`` [T], of which the first ``prompt`` are the prompt's."""
+
+    tokens: Tensor
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head to be made: its ``kind`` of drafter and the ``options`` of its network, how many drafts ahead it is
+    trained (``depth``; 0: not at all), in how many ``steps``, and the layout it is exported in."""
+
+    kind: type[Neural]
+    options: Any
+    depth: int
+    steps: int = 160
+    layout: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OwnOutputs(medusa.Options):
+    """Medusa heads with an output matrix each, as published ones have: vLLM knows no other."""
+
+    def spec(self, target: CausalLM) -> medusa.Spec:
+        """See ``medusa.Options``."""
+        return replace(super().spec(target), outputs=target.vocab_size)
+
+
+HEADS = {
+    "eagle3": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 4),
+    "eagle3, 3 steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 3),
+    "eagle3, 6 steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 6),
+    "eagle1": Head(Eagle1, eagle1.Options(bias=False), 4),
+    "mtp": Head(Mtp, mtp.Options(), 3, layout="mimo", settings={"way": "recurse"}),
+    "medusa": Head(Medusa, OwnOutputs(heads=3), 3),
+    "dflash": Head(DFlash, dflash.Options(layers=2, block=8, vocabulary=VOCABULARY), 7),
+    "dflash, 1 layer": Head(DFlash, dflash.Options(layers=1, block=8), 7),
+    "dspark": Head(DSpark, dspark.Options(), 0),
+}
+
+
+def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, say: Say) -> None:
+    """Write ``head``, trained for ``target`` on ``texts``, as a checkpoint to ``folder``. The target's layers must be
+    differentiable: engine ``plain``."""
+    drafter = head.kind(network=head.options, **head.settings)
+    model = drafter.build(target).requires_grad_(True)
+    prepare(model, target, texts)
+    features = [features_of(target, text, drafter.taps) for text in texts]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
+    generator = torch.Generator().manual_seed(SEED)
+    for step in range(head.steps if head.depth else 0):
+        which = step % len(texts)
+        found = loss(drafter, model, target, texts[which], features[which], head.depth, generator)
+        optimizer.zero_grad()
+        found.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (1 - step / head.steps))  # down to 0 in the second half
+        optimizer.step()
+        say(f"step {step + 1} of {head.steps}, loss {found.item():.2f}")
+    drafter.write(model.requires_grad_(False), target).save(folder)
+
+
+@torch.no_grad()
+def prepare(model: DraftModel, target: CausalLM, texts: Sequence[Text]) -> None:
+    """Give output matrices of the head's own the target's rows: a draft vocabulary those of the texts' tokens and of
+    others drawn at random."""
+    table = read_weight(target.model.get_output_embeddings(), target.width, target)
+    for output in getattr(model.network, "outputs", ()):
+        output.weight.copy_(table)
+    if model.head.lm_head is not None:
+        said = torch.cat([text.tokens[text.prompt :] for text in texts]).unique()
+        order = torch.randperm(target.vocab_size, generator=torch.Generator().manual_seed(SEED))
+        others = order[~torch.isin(order, said)]
+        model.head.ids = torch.cat((said, others))[: model.head.lm_head.out_features].sort().values
+        model.head.lm_head.weight.copy_(table[model.head.ids])
+
+
+def features_of(target: CausalLM, text: Text, taps: Sequence[int]) -> Tensor:
+    """What heads read of the target [1, T, F]: taps side by side; the last one alone after the final norm."""
+    cache = target.new_cache(1, len(text.tokens), steps=len(text.tokens))
+    streams = target.prefill(text.tokens, cache, 0, taps).taps
+    assert streams is not None
+    features = streams.flatten(2) if len(taps) > 1 else target.norm(streams[:, :, 0])
+    return features.clone()  # made without gradients in mind; a copy may take part in them
+
+
+def loss(
+    drafter: Neural,
+    model: DraftModel,
+    target: CausalLM,
+    text: Text,
+    features: Tensor,
+    depth: int,
+    draws: torch.Generator,
+) -> Tensor:
+    """Mean cross-entropy of ``depth`` drafts at some positions of the reply."""
+    first, last = text.prompt - 1, len(text.tokens) - 2  # a draft at the last position but one is past the end
+    at = (first + torch.randperm(last - first, generator=draws)[:POSITIONS]).sort().values
+    none = torch.full((depth,), -1)
+    following = torch.cat((text.tokens, none))
+    losses = []
+    for j, hidden in enumerate(hidden_states(drafter, model, text.tokens, features, at, depth)):
+        logits = output_layer(model, target, j)(hidden)
+        losses.append(F.cross_entropy(logits, rows(model, following[at + 2 + j]), ignore_index=-1))
+    return torch.stack(losses).mean()
+
+
+def hidden_states(
+    drafter: Neural, model: DraftModel, tokens: Tensor, features: Tensor, at: Tensor, depth: int
+) -> Sequence[Tensor]:
+    """For each draft the hidden states [N, D] that the output head reads, at the positions ``at`` [N]."""
+    network = model.network
+    if isinstance(drafter, Medusa):
+        return network(features[0, at], depth).unbind(dim=1)
+    if isinstance(drafter, DFlash):
+        blocks = torch.full((1, len(at), depth + 1), drafter.spec.mask)
+        blocks[0, :, 0] = tokens[at + 1]
+        return network.unroll(model.embedding(blocks).clone(), features, at[None] + 1)[0, :, 1:].unbind(dim=1)
+    cell = network.cells[0] if isinstance(drafter, Mtp) else network
+    return [hidden[0, at] for hidden in cell.unroll(model.embedding(tokens[None]).clone(), features, depth)]
+
+
+def output_layer(model: DraftModel, target: CausalLM, draft: int) -> Any:
+    """What makes logits of a draft's hidden states: with gradients, unlike the target's own ``head``."""
+    if len(getattr(model.network, "outputs", ())):
+        return model.network.outputs[draft]
+    return target.model.get_output_embeddings() if model.head.lm_head is None else model.head.lm_head
+
+
+def rows(model: DraftModel, tokens: Tensor) -> Tensor:
+    """The places of ``tokens`` [N] among the logits; -1 for what has none."""
+    ids = model.head.ids
+    if ids is None:
+        return tokens
+    place = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
+    return torch.where(ids[place] == tokens, place, -1)
