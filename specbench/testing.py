@@ -33,7 +33,7 @@ FAMILIES = ("llama", "qwen3", "gemma3")
 TEXTS = ("one two one two one", "abc abc abd abc abc abd ab", "x", "the end of the line of the")
 NEW_TOKENS = 16
 LAWS = (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=40, top_p=0.9))
-COPIES = 64  # of a prompt, whose drafts differ by their noise alone
+COPIES = 48  # of a prompt, whose drafts differ by their noise alone
 DOUBT = 1e-4  # chance that an honest drafter fails a statistical check, were its noise drawn anew each time
 
 
@@ -65,11 +65,11 @@ def check_drafter(make: Make, target: CausalLM | None = None, k: int = 4) -> Non
 
 def check_greedy_equality(make: Make, target: CausalLM, k: int) -> None:
     """Greedy text is that of plain decoding, token for token, alone and in a batch."""
+    drafter = _bound(make, target)
     for count in (1, 3):
         asked = requests(target, count)
         expected = run(target, NoDrafter(), asked, 0).replies
-        drafter = make()
-        found = run(target, drafter, _with_references(drafter, asked, expected), k).replies
+        found = run(target, drafter, _with_references(drafter, asked, expected), k, bind=False).replies
         for request, ours, plain in zip(asked, found, expected, strict=True):
             assert ours == plain, (
                 f"{_name(drafter)} changed the text of {request.uid!r} in a batch of {count}: {ours} and not {plain}"
@@ -78,11 +78,10 @@ def check_greedy_equality(make: Make, target: CausalLM, k: int) -> None:
 
 def check_max_k(make: Make, target: CausalLM, k: int) -> None:
     """No draft is longer than what was asked for, down to nothing, or than the drafter says it can be."""
-    drafter = make()
-    drafter.bind(target)
+    drafter = _bound(make, target)
     most = k if drafter.max_k is None else min(k, drafter.max_k)
     for asked in range(most + 1):
-        for draft in _run(target, make(), requests(target, 2), asked).drafts:
+        for draft in _run(target, drafter, requests(target, 2), asked).drafts:
             width = draft.tokens.shape[1]
             assert width <= asked, f"{_name(drafter)} drafted {width} tokens where {asked} were asked for"
             assert int(draft.count.max()) <= width, f"{_name(drafter)} counts more tokens than it drafted"
@@ -90,18 +89,19 @@ def check_max_k(make: Make, target: CausalLM, k: int) -> None:
 
 def check_batch_independence(make: Make, target: CausalLM, k: int) -> None:
     """What is drafted for a prompt depends neither on the prompts beside it nor on its row; greedily and sampled."""
+    drafter = _bound(make, target)
     for sampling in (Sampling(), LAWS[0]):
         asked = requests(target, 3)
-        together = _run(target, make(), asked, k, sampling)
-        turned = _run(target, make(), asked[::-1], k, sampling)
+        together = _run(target, drafter, asked, k, sampling)
+        turned = _run(target, drafter, asked[::-1], k, sampling)
         for row, request in enumerate(asked):
-            alone = _run(target, make(), [request], k, sampling)
+            alone = _run(target, drafter, [request], k, sampling)
             for other, beside in (
                 (together.drafted[row], "others"),
                 (turned.drafted[2 - row], "others, turned around"),
             ):
                 assert other == alone.drafted[0], (
-                    f"{_name(make())} drafts otherwise for {request.uid!r} alone than with {beside}: "
+                    f"{_name(drafter)} drafts otherwise for {request.uid!r} alone than with {beside}: "
                     f"{alone.drafted[0]} and {other}"
                 )
 
@@ -110,19 +110,19 @@ def check_statelessness(make: Make, target: CausalLM, k: int) -> None:
     """Drafts for a prompt do not depend on the prompts before it, unless the drafter says it is ``stateful``; and not
     even then after ``reset``."""
     asked = requests(target, 3)
-    fresh = _run(target, make(), asked[-1:], k).drafted
-    used = make()
+    used = _bound(make, target)
+    fresh = _run(target, used, asked[-1:], k).drafted
     _run(target, used, asked[:2], k)
     if used.stateful:
         used.reset()
-    again = _run(target, used, asked[-1:], k, bind=False).drafted
+    again = _run(target, used, asked[-1:], k).drafted
     assert again == fresh, f"{_name(used)} drafts {again} after other prompts and {fresh} at first"
 
 
 def check_leaves_the_target_alone(make: Make, target: CausalLM, k: int) -> None:
     """The target's weights, and what the loop knows of the texts, are as they were."""
     before = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
-    drafter = make()
+    drafter = _bound(make, target)
     _run(target, drafter, requests(target, 2), k, watch=True)
     for name, tensor in target.model.state_dict().items():
         assert torch.equal(tensor, before[name]), f"{_name(drafter)} wrote to the target's {name}"
@@ -131,10 +131,10 @@ def check_leaves_the_target_alone(make: Make, target: CausalLM, k: int) -> None:
 def check_law_of_drafts(make: Make, target: CausalLM, k: int) -> None:
     """A draft that was drawn follows the law handed on with it: probabilities that sum to 1, of which the tokens are as
     likely as they say."""
+    drafter = _bound(make, target)
     for sampling in LAWS:
-        drafter = make()
         # of each text the first round alone: later ones use the noise of the same positions again
-        first = _run(target, drafter, _copies(target, 4 * COPIES), k, sampling, stop=StopRule(2)).drafts[:1]
+        first = _run(target, drafter, _copies(target, 2 * COPIES), k, sampling, stop=StopRule(2)).drafts[:1]
         drafts = [draft for draft in first if draft.probs is not None]
         drawn, expected, variance = 0.0, 0.0, 0.0
         for draft in drafts:
@@ -160,11 +160,11 @@ def check_law_of_drafts(make: Make, target: CausalLM, k: int) -> None:
 
 def check_law_of_text(make: Make, target: CausalLM, k: int) -> None:
     """Sampled text has the target's law: judged by the target itself, in one forward over the finished text."""
+    drafter = _bound(make, target)
     for sampling in LAWS:
-        drafter = make()
         asked = _copies(target, COPIES)
         plain = run(target, NoDrafter(), asked, 0, sampling).replies if drafter.needs_reference else [None] * len(asked)
-        replies = run(target, drafter, _with_references(drafter, asked, plain), k, sampling).replies
+        replies = run(target, drafter, _with_references(drafter, asked, plain), k, sampling, bind=False).replies
         places, surprise, variance = [], 0.0, 0.0
         noise = torch.Generator().manual_seed(0)
         for request, reply in zip(asked, replies, strict=True):
@@ -227,10 +227,9 @@ def _run(
     k: int,
     sampling: Sampling | None = None,
     stop: StopRule | None = None,
-    bind: bool = True,
     watch: bool = False,
 ) -> Run:
-    """As ``run``, keeping the drafts; with the references the drafter asks for. ``watch``: that it writes nothing to
+    """As ``run`` with a drafter that is bound, keeping the drafts; with the references the drafter asks for. ``watch``: that it writes nothing to
     the batch."""
     if drafter.needs_reference:
         asked = _with_references(drafter, asked, run(target, NoDrafter(), asked, 0, sampling).replies)
@@ -247,7 +246,7 @@ def _run(
 
     drafter.propose = proposing  # type: ignore[method-assign]
     try:
-        made = run(target, drafter, asked, k, sampling, stop=stop, bind=bind)
+        made = run(target, drafter, asked, k, sampling, stop=stop, bind=False)
     finally:
         drafter.propose = propose  # type: ignore[method-assign]
     made.drafts = drafts
@@ -270,6 +269,12 @@ def _judge(target: CausalLM, request: Request, reply: Sequence[int], sampling: S
     logits = target.forward(text, cache).logits[0, len(request.tokens) - 1 : -1]
     law = sampling.law(logits).double().cpu()
     return law, law.gather(1, torch.tensor(reply)[:, None]).squeeze(1)
+
+
+def _bound(make: Make, target: CausalLM) -> Drafter:
+    drafter = make()
+    drafter.bind(target)
+    return drafter
 
 
 def _name(drafter: Drafter) -> str:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -62,8 +62,9 @@ Tensors = dict[str, Tensor]
 @cache
 def target(kind: str = "llama") -> CausalLM:
     if kind == "deepseek":
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(DEEPSEEK)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(DEEPSEEK)
         lm = CausalLM(model, byte_tokenizer(), name="tiny-deepseek", engine="plain")
     else:
         lm = load_tiny(kind, layers=BLOCKS, engine="plain")
@@ -181,17 +182,17 @@ class Recursive:
     def drafts(self, case: "Case", text: list[int], k: int) -> list[int]:
         known = list(text)
         h = self.encode(self.features(streams(target(case.target), text[:-1])))
-        for hidden, _ in self.steps(case, h, known, k):
+        for hidden in self.steps(case, h, known, k):
             known.append(likeliest(case, logits_of(case, hidden)))
         return known[len(text) :]
 
-    def steps(self, case: "Case", h: Tensor, known: list[int], k: int):
+    def steps(self, case: "Case", h: Tensor, known: list[int], k: int) -> Iterator[Tensor]:
         """What the head reads at each step; ``known`` grows meanwhile, or holds enough."""
-        first, size = 1, len(h)
+        first = 1
         for j in range(k):
             cell = (self.cell, *self.deeper)[j] if self.deeper else self.cell
             out, following = cell(embed(case, known[first : first + len(h)]), h)
-            yield out[-1], size + j
+            yield out[-1]
             if self.deeper:  # at position t the token t+1+j
                 h, first = following, first + 1
             else:
@@ -558,7 +559,7 @@ def mtp_plain_case(name: str, config: dict[str, Any], prefix: str, modules: int 
         "hidden_first": native, "norm_feature": not native, "norm_output": not native, "foreign": False, "layers": 1,
         "outputs": None, "embeddings": None, "qkv_bias": native, "head_norms": not native,
     }  # fmt: skip
-    plain = Recursive(lambda read: read.at[-1] if native else read.feature, cells[0], deeper=cells[1:] and cells[1:])
+    plain = Recursive(lambda read: read.at[-1] if native else read.feature, cells[0], deeper=cells[1:])
     return Case(f"mtp/{name}", config, t, expected, plain, max_k=modules if modules > 1 else None, **more)
 
 
@@ -824,7 +825,7 @@ def test_hidden_states_are_those_of_plain_formulas(name, tmp_path):
     hidden = network.unroll(model.embedding(torch.tensor(tokens))[None], features[None], steps)
     for position in (0, 5, 11):
         h = case.plain.encode(features[: position + 1])
-        for j, (out, _) in enumerate(case.plain.steps(case, h, tokens, steps)):
+        for j, out in enumerate(case.plain.steps(case, h, tokens, steps)):
             torch.testing.assert_close(hidden[j][0, position], out, **CLOSE)
             torch.testing.assert_close(model.head(hidden[j])[0, position], logits_of(case, out), atol=1e-3, rtol=1e-4)
 

@@ -24,7 +24,7 @@ from drafters.draft_model import DraftModel
 from drafters.dspark import DSpark
 from drafters.eagle import Eagle
 from drafters.eagle1 import Eagle1
-from drafters.initial import read_weight
+from drafters.initial import SPREAD, read_weight
 from drafters.medusa import Medusa
 from drafters.mtp import Mtp
 from drafters.neural import Neural
@@ -32,7 +32,7 @@ from specbench.model import CausalLM
 
 VOCABULARY = 8192  # of the heads with a draft vocabulary
 POSITIONS = 24  # a step's
-RATE, CLIP = 1e-3, 1.0
+CLIP = 1.0
 SEED = 0
 
 Say = Callable[[str], None]
@@ -49,12 +49,14 @@ class Text:
 @dataclass(frozen=True)
 class Head:
     """A head to be made: its ``kind`` of drafter and the ``options`` of its network, how many drafts ahead it is
-    trained (``depth``; 0: not at all), in how many ``steps``, and the layout it is exported in."""
+    trained (``depth``; 0: not at all), in how many ``steps`` and at which learning ``rate``, and the layout it is
+    exported in."""
 
     kind: type[Neural]
     options: Any
     depth: int
     steps: int = 160
+    rate: float = 1e-3
     layout: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -72,7 +74,7 @@ HEADS = {
     "eagle3": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 4),
     "eagle3, 3 steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 3),
     "eagle3, 6 steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 6),
-    "eagle1": Head(Eagle1, eagle1.Options(bias=False), 4),
+    "eagle1": Head(Eagle1, eagle1.Options(bias=False), 4, rate=1e-4),
     "mtp": Head(Mtp, mtp.Options(), 3, layout="mimo", settings={"way": "recurse"}),
     "medusa": Head(Medusa, OwnOutputs(heads=3), 3),
     "dflash": Head(DFlash, dflash.Options(layers=2, block=8, vocabulary=VOCABULARY), 7),
@@ -88,7 +90,7 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
     model = drafter.build(target).requires_grad_(True)
     prepare(model, target, texts)
     features = [features_of(target, text, drafter.taps) for text in texts]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=head.rate, weight_decay=0.0, fused=True)
     generator = torch.Generator().manual_seed(SEED)
     for step in range(head.steps if head.depth else 0):
         which = step % len(texts)
@@ -96,7 +98,7 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
         optimizer.zero_grad()
         found.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (1 - step / head.steps))  # down to 0 in the second half
+        optimizer.param_groups[0]["lr"] = head.rate * min(1.0, 2 * (1 - step / head.steps))  # down to 0 in the second half
         optimizer.step()
         say(f"step {step + 1} of {head.steps}, loss {found.item():.2f}")
     drafter.write(model.requires_grad_(False), target).save(folder)
@@ -104,8 +106,15 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
 
 @torch.no_grad()
 def prepare(model: DraftModel, target: CausalLM, texts: Sequence[Text]) -> None:
-    """Give output matrices of the head's own the target's rows: a draft vocabulary those of the texts' tokens and of
-    others drawn at random."""
+    """Where a head starts from. Output matrices of its own are given the target's rows: a draft vocabulary those of the
+    texts' tokens and of others drawn at random. EAGLE-1's block, whose feature no norm holds in scale from one step to
+    the next, begins as one that adds nothing to it."""
+    if isinstance(model.network, eagle1.Eagle1Cell):
+        block = model.network.layers[0]
+        for weight in block.parameters():
+            torch.nn.init.normal_(weight, std=SPREAD) if weight.ndim > 1 else torch.nn.init.ones_(weight)
+        block.self_attn.o_proj.weight.zero_()
+        block.mlp.down_proj.weight.zero_()
     table = read_weight(target.model.get_output_embeddings(), target.width, target)
     for output in getattr(model.network, "outputs", ()):
         output.weight.copy_(table)
