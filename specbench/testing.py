@@ -229,8 +229,8 @@ def _run(
     stop: StopRule | None = None,
     watch: bool = False,
 ) -> Run:
-    """As ``run`` with a drafter that is bound, keeping the drafts; with the references the drafter asks for. ``watch``: that it writes nothing to
-    the batch."""
+    """As ``run`` with a drafter that is bound, keeping the drafts; with the references the drafter asks for.
+    ``watch``: that it writes nothing to the batch."""
     if drafter.needs_reference:
         asked = _with_references(drafter, asked, run(target, NoDrafter(), asked, 0, sampling).replies)
     drafts: list[Draft] = []

@@ -246,52 +246,96 @@ BUGS = {
     "a tap off by one": ("eagle", None),
     "a tap off by one, dflash": ("dflash", None),
     "entries of rejected drafts are kept": (
-        "eagle", (recursive.Recursion, "propose", ("self._cache.rewind(torch.from_numpy(batch.lengths - 1))", "pass"))
+        "eagle",
+        (recursive.Recursion, "propose", ("self._cache.rewind(torch.from_numpy(batch.lengths - 1))", "pass")),
     ),
     "recursion on the target's feature": (
-        "mtp", (recursive.Recursion, "propose", ("hidden, feature = self._step(tokens, feature)", "hidden, _ = self._step(tokens, feature)"))
+        "mtp",
+        (
+            recursive.Recursion,
+            "propose",
+            ("hidden, feature = self._step(tokens, feature)", "hidden, _ = self._step(tokens, feature)"),
+        ),
     ),
     "drafted tokens stand a position early": (
-        "eagle1", (recursive.Cell, "forward", ("self.rotary(slots, embeddings)", "self.rotary(slots - (0 if true else 1), embeddings)"))
+        "eagle1",
+        (
+            recursive.Cell,
+            "forward",
+            ("self.rotary(slots, embeddings)", "self.rotary(slots - (0 if true else 1), embeddings)"),
+        ),
     ),
     "the last pair is that of another row": (
-        "eagle", (recursive.Recursion, "_catch_up", ("output[rows, at]", "output[rows, at.flip(0)]"))
+        "eagle",
+        (recursive.Recursion, "_catch_up", ("output[rows, at]", "output[rows, at.flip(0)]")),
     ),
     "features stand with their own tokens": (
-        "eagle", (recursive.Recursion, "_catch_up", ("self._cache.lengths[:, None] + 1 + ", "self._cache.lengths[:, None] + "))
+        "eagle",
+        (recursive.Recursion, "_catch_up", ("self._cache.lengths[:, None] + 1 + ", "self._cache.lengths[:, None] + ")),
     ),
     "the block is roped one position early": (
-        "dflash", (dflash.Backbone, "forward", ("rotation = self.rotary(slots, embeddings)", "rotation = self.rotary(slots - 1, embeddings)"))
+        "dflash",
+        (
+            dflash.Backbone,
+            "forward",
+            ("rotation = self.rotary(slots, embeddings)", "rotation = self.rotary(slots - 1, embeddings)"),
+        ),
     ),
     "the block sees past itself": ("dflash", (dflash.Backbone, "forward", ("(ids < end)", "(ids < end + 1)"))),
     "the block is causal": (
-        "dflash", (dflash.Backbone, "forward", ("hide((ids < end)[:, None].expand(-1, embeddings.shape[1], -1), ", "hide(ids <= slots[..., None], "))
+        "dflash",
+        (
+            dflash.Backbone,
+            "forward",
+            ("(ids < end)[:, None].expand(-1, embeddings.shape[1], -1)", "ids <= slots[..., None]"),
+        ),
     ),
-    "the context includes the anchor's place": ("dflash", (dflash.Backbone, "forward", ("begin = starts + fresh", "begin = starts + fresh + 1"))),
+    "the context includes the anchor's place": (
+        "dflash",
+        (dflash.Backbone, "forward", ("begin = starts + fresh", "begin = starts + fresh + 1")),
+    ),
     "the context is normed like the block": (
-        "dflash", (dflash.Backbone, "forward", ("attention.entries(context, rotation)", "attention.entries(block.input_layernorm(context), rotation)"))
+        "dflash",
+        (
+            dflash.Backbone,
+            "forward",
+            ("attention.entries(context, rotation)", "attention.entries(block.input_layernorm(context), rotation)"),
+        ),
     ),
     "the next token is read from column 0": (
-        "dspark", (dspark.SemiAutoregressive, "choose", ("token = proposal.add(row)", "proposal.add(row)"))
+        "dspark",
+        (dspark.SemiAutoregressive, "choose", ("token = proposal.add(row)", "proposal.add(row)")),
     ),
     "the state of the sequential head is forgotten": (
-        "dspark_rnn", (dspark.SequentialHead, "forward", ("torch.zeros_like(read) if state is None else state", "torch.zeros_like(read)"))
+        "dspark_rnn",
+        (
+            dspark.SequentialHead,
+            "forward",
+            ("torch.zeros_like(read) if state is None else state", "torch.zeros_like(read)"),
+        ),
     ),
     "the anchor's position is left out of the state": (
-        "dspark_rnn", (dspark.SemiAutoregressive, "choose", ("not self._spec.anchor_first", "False"))
+        "dspark_rnn",
+        (dspark.SemiAutoregressive, "choose", ("not self._spec.anchor_first", "False")),
     ),
     "depths share their entries": (
-        "mtp_modules", (mtp.Depths, "forward", ("kept[depth * layers : (depth + 1) * layers]", "kept[:layers]"))
+        "mtp_modules",
+        (mtp.Depths, "forward", ("kept[depth * layers : (depth + 1) * layers]", "kept[:layers]")),
     ),
     "deeper entries are kept from drafts": (
-        "mtp_modules", (mtp.DepthByDepth, "propose", ("batch.lengths) - k -", "batch.lengths) - 1 -"))
+        "mtp_modules",
+        (mtp.DepthByDepth, "propose", ("batch.lengths) - k -", "batch.lengths) - 1 -")),
     ),
     "each depth reads the target's feature": (
-        "mtp_modules", (mtp.DepthByDepth, "propose", ("hidden, feature = self._run", "hidden, _ = self._run"))
+        "mtp_modules",
+        (mtp.DepthByDepth, "propose", ("hidden, feature = self._run", "hidden, _ = self._run")),
     ),
     "the second norm is missing": ("eagle", (blocks.Block, "forward", ("self.post_attention_layernorm(x)", "x"))),
-    "keys are not turned": ("eagle", (blocks.Attention, "entries", ("rotate(self.k_norm(keys), rotation)", "self.k_norm(keys)"))),
-}  # fmt: skip
+    "keys are not turned": (
+        "eagle",
+        (blocks.Attention, "entries", ("rotate(self.k_norm(keys), rotation)", "self.k_norm(keys)")),
+    ),
+}
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -38,7 +38,8 @@ def read(path: str, target: CausalLM) -> Loaded:
         "kind": kind,
         "tokens": target.vocab_size if w1 is None else len(w1),
         "outputs": target.vocab_size if w2 is None else len(w2),
-        "confidence": confidence is not None,
+        # what is said to be there and is not will be found missing
+        "confidence": confidence is not None or bool(source.get("enable_confidence_head", False, *dflash.NESTED)),
         "confidence_reads_token": confidence is not None and confidence.shape[1] > fields["shape"].width,
     }
     names = {**FLAT, **dflash.NAMES, **FLAT} if flat else dflash.NAMES  # FLAT first, and nothing over it

@@ -19,6 +19,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,8 @@ LEARNED = ("chat-02", "code-05", "math-02", "question_answering-01", "translatio
 UNSEEN = ("chat-08", "retrieval-06")  # the last of 458 tokens
 NEW_TOKENS = 64
 CLOSE = 0.02  # of the tokens per pass
+# what is shown of both sides
+PAIRS = {"rounds": "rounds, ours / vLLM's", "per_pass": "tokens per pass", "accepted": "accepted by place"}
 
 out, err = Console(), Console(stderr=True)
 
@@ -143,10 +146,15 @@ def served(python: str, target: Path, folder: Path, case: Case, prompts: Path, n
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(next((line for line in lines if "does not support" in line), lines[-1] if lines else "died"))
+        raise RuntimeError(reason(done.stderr))
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def reason(log: str) -> str:
+    """The error that a Python process has died of; pydantic, which vLLM checks its settings with, hides it in others."""
+    found = re.findall(r"Value error, (.*?)(?: \[type=|$)|^\w*Error: (.*)", log, flags=re.MULTILINE)
+    return next((text for text in found[-1] if text), "") if found else " ".join(log[-400:].split())
 
 
 def compare(case: Case, mine: Sequence[Reply], theirs: Sequence[Reply]) -> dict[str, Any]:
@@ -262,22 +270,25 @@ def measure(cases: Sequence[Case], args: argparse.Namespace, say: Say) -> dict[s
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
     """The cells of the table, the head first."""
-    head = ["head", "k", "rounds", "tokens/pass", "vLLM's", "difference", "accepted by place", "vLLM's"]
-    table = [[*head, "same drafts", "same texts", "verdict"]]
+    table = [["head", "k", *PAIRS.values(), "difference", "same drafts", "same texts", "verdict"]]
     for row in result["rows"]:
         name, k, verdict = row["name"], str(row["k"]), row["verdict"]
         if verdict == "refused":
             table.append([name, k, *["–"] * (len(table[0]) - 3), f"refused: {row['because']}"])
             continue
-        ours, vllm = row["ours"], row["vllm"]
-        rounds = f"{ours['rounds']}" if ours["rounds"] == vllm["rounds"] else f"{ours['rounds']} / {vllm['rounds']}"
-        means = [f"{side['per_pass']:.3f}" for side in (ours, vllm)]
-        places = [" ".join(map(str, side["accepted"])) for side in (ours, vllm)]
+        pairs = [f"{shown(row['ours'][what])} / {shown(row['vllm'][what])}" for what in PAIRS]
         same = [f"{row['same_drafts'][0]}/{row['same_drafts'][1]}", f"{row['same_texts']}/{len(result['prompts'])}"]
         if row["because"] and verdict == "differs":
             verdict = f"differs: {row['because']}"
-        table.append([name, k, rounds, *means, f"{row['difference']:+.1%}", *places, *same, verdict])
+        table.append([name, k, *pairs, f"{row['difference']:+.1%}", *same, verdict])
     return table
+
+
+def shown(value: Any) -> str:
+    """A figure of ``Counts`` in a cell."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def markdown(cells: Sequence[Sequence[str]]) -> str:

@@ -98,7 +98,9 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
         optimizer.zero_grad()
         found.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.param_groups[0]["lr"] = head.rate * min(1.0, 2 * (1 - step / head.steps))  # down to 0 in the second half
+        optimizer.param_groups[0]["lr"] = head.rate * min(
+            1.0, 2 * (1 - step / head.steps)
+        )  # down to 0 in the second half
         optimizer.step()
         say(f"step {step + 1} of {head.steps}, loss {found.item():.2f}")
     drafter.write(model.requires_grad_(False), target).save(folder)
