@@ -120,7 +120,7 @@ class DSparkNetwork(dflash.Backbone):
         self._reads_token = spec.confidence_reads_token
 
     def confidence(self, hidden: Tensor, read: Tensor | None) -> Tensor | None:
-        """Hidden states [N, D] and w [N, r] -> logits [N] of being accepted; None without a confidence head."""
+        """Hidden states [..., D] and w [..., r] -> logits [...] of being accepted; None without a confidence head."""
         if self.confidence_head is None:
             return None
         if self._reads_token and read is not None:
@@ -130,18 +130,15 @@ class DSparkNetwork(dflash.Backbone):
     def sequence(self, logits: Tensor, hidden: Tensor, before: Tensor) -> tuple[Tensor, Tensor | None]:
         """All positions of blocks on given tokens, as in training: logits U [N, K, Vd], hidden states [N, K, D] and the
         token ``before`` each [N, K] -> logits [N, K, Vd] and confidence logits [N, K]."""
-        changed, confidences = [], []
+        if self.markov_head is None:
+            return logits, self.confidence(hidden, None)
+        changed, reads = [], []
         state: Tensor | None = None
         for k in range(logits.shape[1]):
-            read = None
-            row = logits[:, k]
-            if self.markov_head is not None:
-                added, read, state = self.markov_head(before[:, k], hidden[:, k], state)
-                row = row + added
-            changed.append(row)
-            confidences.append(self.confidence(hidden[:, k], read))
-        known = [confidence for confidence in confidences if confidence is not None]
-        return torch.stack(changed, dim=1), torch.stack(known, dim=1) if known else None
+            added, read, state = self.markov_head(before[:, k], hidden[:, k], state)
+            changed.append(logits[:, k] + added)
+            reads.append(read)
+        return torch.stack(changed, dim=1), self.confidence(hidden, torch.stack(reads, dim=1))
 
 
 class DSpark(Neural):
@@ -197,13 +194,13 @@ class SemiAutoregressive(dflash.BlockByBlock):
         token, state = batch.last(), None
         if network.markov_head is not None and not self._spec.anchor_first:
             _, _, state = network.markov_head(token, anchor, state)  # the state goes through the anchor's position too
-        confidences = []
+        reads = []
         for k in range(hidden.shape[1]):
-            read, row = None, logits[:, k]
+            row = logits[:, k]
             if network.markov_head is not None:
                 added, read, state = network.markov_head(token, hidden[:, k], state)
                 row = row + added
+                reads.append(read)
             token = proposal.add(row)
-            confidences.append(network.confidence(hidden[:, k], read))
-        known = [confidence for confidence in confidences if confidence is not None]
-        return proposal.draft(torch.stack(known, dim=1).float().sigmoid() if known else None)
+        confidence = network.confidence(hidden, torch.stack(reads, dim=1) if reads else None)
+        return proposal.draft(None if confidence is None else confidence.float().sigmoid())

@@ -1,6 +1,7 @@
 """What README shows works as it stands there."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ PROJECT = Path(__file__).parent.parent
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 
 
-def block(language):
-    return re.search(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)[1]
+def block(language, number=0):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)[number]
 
 
 def test_the_example_drafter_runs(tmp_path, monkeypatch, capsys):
@@ -26,6 +27,15 @@ def test_the_example_drafter_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["specbench"])
     assert main([*command, "max_new_tokens=8"]) == 0
     assert "again" in capsys.readouterr().out
+
+
+def test_the_example_drafter_passes_the_kit_as_shown(tmp_path, monkeypatch):
+    (tmp_path / "mydrafters.py").write_text(block("python"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mydrafters", raising=False)
+    shown = {}
+    exec(block("python", 1), shown)
+    shown["test_again"]()
 
 
 @pytest.mark.parametrize("name", metrics.DEFINITIONS)

@@ -152,7 +152,7 @@ def served(python: str, target: Path, folder: Path, case: Case, prompts: Path, n
 
 
 def reason(log: str) -> str:
-    """The error that a Python process has died of; pydantic, which vLLM checks its settings with, hides it in others."""
+    """The error that a Python process has died of, as it or pydantic, by which vLLM checks its settings, puts it."""
     found = re.findall(r"Value error, (.*?)(?: \[type=|$)|^\w*Error: (.*)", log, flags=re.MULTILINE)
     return next((text for text in found[-1] if text), "") if found else " ".join(log[-400:].split())
 

@@ -33,6 +33,7 @@ from specbench.model import CausalLM
 VOCABULARY = 8192  # of the heads with a draft vocabulary
 POSITIONS = 24  # a step's
 CLIP = 1.0
+TOKEN = 10.0  # EAGLE-1's first weight of the token's embedding
 SEED = 0
 
 Say = Callable[[str], None]
@@ -74,7 +75,7 @@ HEADS = {
     "eagle3": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 4),
     "eagle3, 3 steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 3),
     "eagle3, 6 steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 6),
-    "eagle1": Head(Eagle1, eagle1.Options(bias=False), 4, rate=1e-4),
+    "eagle1": Head(Eagle1, eagle1.Options(bias=False), 4, steps=240, rate=2e-4),
     "mtp": Head(Mtp, mtp.Options(), 3, layout="mimo", settings={"way": "recurse"}),
     "medusa": Head(Medusa, OwnOutputs(heads=3), 3),
     "dflash": Head(DFlash, dflash.Options(layers=2, block=8, vocabulary=VOCABULARY), 7),
@@ -109,9 +110,10 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
 @torch.no_grad()
 def prepare(model: DraftModel, target: CausalLM, texts: Sequence[Text]) -> None:
     """Where a head starts from. Output matrices of its own are given the target's rows: a draft vocabulary those of the
-    texts' tokens and of others drawn at random. EAGLE-1's block, whose feature no norm holds in scale from one step to
-    the next, begins as one that adds nothing to it."""
+    texts' tokens and of others drawn at random. EAGLE-1 has no norm that holds its feature in scale from one step to the
+    next, so its block begins as one that adds nothing; and its token, much smaller than the feature, is made heard."""
     if isinstance(model.network, eagle1.Eagle1Cell):
+        model.network.fc.weight[:, : target.width].fill_diagonal_(TOKEN)
         block = model.network.layers[0]
         for weight in block.parameters():
             torch.nn.init.normal_(weight, std=SPREAD) if weight.ndim > 1 else torch.nn.init.ones_(weight)
