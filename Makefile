@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-engine test test-fast check reproduce
+.PHONY: help setup bench bench-engine parity parity-vllm test test-fast check reproduce
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,18 @@ bench-engine: setup .venv-vllm/.ready .venv-openvino/.ready ## plain decoding ag
 .venv-openvino/.ready: scripts/peers/openvino.txt
 	$(PYTHON) -m venv .venv-openvino
 	.venv-openvino/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/peers/openvino.txt
+	@touch $@
+
+parity: setup .venv-parity/.ready ## our networks against speculators' and dflash's (minutes, 2 GB of packages); table in results/parity
+	$(RUN) scripts/parity/networks.py --python .venv-parity/bin/python
+
+parity-vllm: setup .venv-vllm/.ready ## heads we export, drafting in vLLM's CPU build and here (half an hour at first); table in results/parity
+	$(RUN) scripts/parity/compare_vllm.py --vllm .venv-vllm/bin/python
+
+.venv-parity/.ready: scripts/parity/requirements.txt scripts/parity/requirements-no-deps.txt
+	$(PYTHON) -m venv .venv-parity
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/parity/requirements.txt
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement scripts/parity/requirements-no-deps.txt
 	@touch $@
 
 test: setup ## all tests, on tiny models and on the default model

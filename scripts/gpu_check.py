@@ -27,6 +27,13 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from drafters import eagle
+from drafters.dflash import DFlash
+from drafters.dspark import DSpark
+from drafters.eagle import Eagle
+from drafters.eagle1 import Eagle1
+from drafters.medusa import Medusa
+from drafters.mtp import Mtp
 from drafters.ngram import NGram
 from drafters.none import NoDrafter
 from drafters.oracle import Oracle
@@ -160,8 +167,8 @@ def describe(error: Exception) -> str:
 def run(
     lm: CausalLM, drafter: Drafter, requests: Sequence[Request], k: int, law: Sampling, new: int, split: bool = False
 ) -> tuple[list[list[int]], list[Step]]:
-    """Replies of ``new`` tokens to ``requests``, decoded together, and the rounds after the prefill."""
-    drafter.bind(lm)
+    """Replies of ``new`` tokens to ``requests``, decoded together by a ``drafter`` bound to ``lm``, and the rounds after
+    the prefill."""
     steps = list(decode(lm, drafter, requests, k, law, SEED, StopRule(new), split=split))
     replies: list[list[int]] = [[] for _ in requests]
     for step in steps:
@@ -205,6 +212,14 @@ def check_family(report: Report, label: str, load: Callable[..., CausalLM]) -> s
         "oracle, 70 % right": Oracle(hit_rate=0.7),
         "small_lm": SmallLM(small),
         "small_lm, the target itself": SmallLM(lm),
+        # heads that are not trained: nearly all they draft is wrong, and no text may show it
+        "eagle": Eagle(network=eagle.Options(vocabulary=128)),
+        "eagle1": Eagle1(),
+        "mtp": Mtp(),
+        "mtp, depths": Mtp(depths=max(KS)),
+        "medusa": Medusa(),
+        "dflash": DFlash(),
+        "dspark": DSpark(),
     }
     sampling = {"small_lm, proposal=sample": SmallLM(small, proposal="sample")}
     for name, drafter in {**drafters, **sampling}.items():
@@ -222,6 +237,7 @@ def check_family(report: Report, label: str, load: Callable[..., CausalLM]) -> s
 def check_text(lm: CausalLM, drafter: Drafter, groups: Sequence[Sequence[Request]], law: Sampling = GREEDY) -> str:
     """Each group, decoded together with each draft length, must say what its references say."""
     forgiven = []
+    drafter.bind(lm)
     for group in groups:
         for k in KS if drafter.max_k is None else (drafter.max_k,):
             replies, _ = run(lm, drafter, group, k, law, NEW)
@@ -240,7 +256,9 @@ def check_text(lm: CausalLM, drafter: Drafter, groups: Sequence[Sequence[Request
 
 def check_sampled_drafts(lm: CausalLM, requests: Sequence[Request]) -> str:
     """Where a model samples drafts for itself the two laws are one, and every draft is accepted."""
-    _, steps = run(lm, SmallLM(lm, proposal="sample"), requests, max(KS), SAMPLED, NEW)
+    drafter = SmallLM(lm, proposal="sample")
+    drafter.bind(lm)
+    _, steps = run(lm, drafter, requests, max(KS), SAMPLED, NEW)
     proposed, accepted = (sum(sum(getattr(step, kind)) for step in steps) for kind in ("proposed", "accepted"))
     if accepted < proposed:
         raise CheckError(f"the target drafts for itself, and {accepted} of {proposed} drafts were accepted")
@@ -452,6 +470,7 @@ def time_rounds(
     them, and undisturbed, by what is left when the time of the same forwards alone is taken off. ``passes``: seconds of
     the target's forward by width; ``drafting``: seconds of the drafter's forwards in a round."""
     label, new = f"{name}, batch {len(requests)}", len(requests[0].reference or [])
+    drafter.bind(lm)
     replies, _ = run(lm, drafter, requests, k, GREEDY, new)  # also warms up
     report.check(f"speed model: {label}", partial(check_counting, requests, replies))
     steps = [step for _ in range(3) for step in run(lm, drafter, requests, k, GREEDY, new)[1]]

@@ -34,6 +34,7 @@ VOCABULARY = 8192  # of the heads with a draft vocabulary
 POSITIONS = 24  # a step's
 CLIP = 1.0
 TOKEN = 10.0  # EAGLE-1's first weight of the token's embedding
+KEYS = 0.5  # spread of DFlash's first weights of key norms
 SEED = 0
 
 Say = Callable[[str], None]
@@ -109,9 +110,12 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
 
 @torch.no_grad()
 def prepare(model: DraftModel, target: CausalLM, texts: Sequence[Text]) -> None:
-    """Where a head starts from. Output matrices of its own are given the target's rows: a draft vocabulary those of the
-    texts' tokens and of others drawn at random. EAGLE-1 has no norm that holds its feature in scale from one step to the
-    next, so its block begins as one that adds nothing; and its token, much smaller than the feature, is made heard."""
+    """Where a head starts from.
+
+    Output matrices of its own are given the target's rows: a draft vocabulary those of the texts' tokens and of others
+    drawn at random. EAGLE-1 has no norm that holds its feature in scale from one step to the next, so its block begins
+    as one that adds nothing; and its token, much smaller than the feature, is made heard. DFlash's key norms, which
+    training in earnest tells apart, begin apart."""
     if isinstance(model.network, eagle1.Eagle1Cell):
         model.network.fc.weight[:, : target.width].fill_diagonal_(TOKEN)
         block = model.network.layers[0]
@@ -119,6 +123,10 @@ def prepare(model: DraftModel, target: CausalLM, texts: Sequence[Text]) -> None:
             torch.nn.init.normal_(weight, std=SPREAD) if weight.ndim > 1 else torch.nn.init.ones_(weight)
         block.self_attn.o_proj.weight.zero_()
         block.mlp.down_proj.weight.zero_()
+    if isinstance(model.network, dflash.Backbone):
+        generator = torch.Generator().manual_seed(SEED)
+        for block in model.network.layers:
+            block.self_attn.k_norm.weight.mul_(1 + KEYS * torch.randn(block.self_attn.width, generator=generator))
     table = read_weight(target.model.get_output_embeddings(), target.width, target)
     for output in getattr(model.network, "outputs", ()):
         output.weight.copy_(table)
