@@ -17,7 +17,6 @@ from drafters.eagle1 import Eagle1
 from drafters.medusa import Medusa
 from drafters.mtp import Mtp
 from drafters.neural import Neural
-from drafters.none import NoDrafter
 from specbench import testing
 from specbench.comparison import Arm
 from specbench.drafting import Batch, Request
@@ -206,9 +205,11 @@ def differences(drafter: Neural, target: CausalLM, k: int, shift: int = 0) -> fl
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_drafting_step_by_step_is_the_network_at_once(family, kind):
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_drafting_step_by_step_is_the_network_at_once(family, kind, monkeypatch):
     make, k = FAMILIES[family]
+    if kind != "llama":
+        monkeypatch.setattr(cached, "Traced", lambda network, name: network)  # a trace is the same for all targets
     target = tiny(kind)
     assert differences(stirred(make(), target), target, k) < 2e-4
 
@@ -391,7 +392,7 @@ def test_training_sees_the_context_strictly_before_the_anchor():
 # The kit: what every drafter must keep to
 
 
-@pytest.mark.parametrize("family", ["eagle", "mtp", "mtp_depths", "medusa", "dflash", "dspark", "dspark_rnn"])
+@pytest.mark.parametrize("family", ["eagle", "mtp", "mtp_depths", "medusa", "dflash", "dspark"])
 def test_drafter_keeps_to_the_contract(family, monkeypatch):
     make, k = FAMILIES[family]
     monkeypatch.setattr(cached, "Traced", lambda network, name: network)  # tracing takes longer than all these texts
@@ -400,13 +401,12 @@ def test_drafter_keeps_to_the_contract(family, monkeypatch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gpt_neox"])
-@pytest.mark.parametrize("count", [1, 3])
-def test_greedy_text_is_that_of_plain_decoding(family, kind, count):
+def test_greedy_text_is_that_of_plain_decoding(family, kind, monkeypatch):
+    """At batch size 1 and 3."""
     make, k = FAMILIES[family]
-    target = tiny(kind)
-    requests = [Request(f"p{i}", p) for i, p in enumerate(prompts(target, count))]
-    expected, _ = run(target, NoDrafter(), requests, k=0)
-    assert run(target, make(), requests, k=k)[0] == expected
+    if kind != "llama":
+        monkeypatch.setattr(cached, "Traced", lambda network, name: network)  # a trace is the same for all targets
+    testing.check_greedy_equality(make, tiny(kind), k)
 
 
 @pytest.mark.parametrize("family", ["eagle", "mtp", "mtp_depths", "medusa", "dflash", "dspark"])

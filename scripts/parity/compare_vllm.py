@@ -75,11 +75,11 @@ CASES = (
     Case("EAGLE-1", "eagle1", "eagle", 4),
     Case("MTP", "mtp", "mtp", 3),
     Case("Medusa", "medusa", "medusa", 3),
-    Case("DFlash, 1 layer", "dflash, 1 layer", "dflash", 7),
+    Case("DFlash, 1 layer", "dflash-1-layer", "dflash", 7),
     Case("DFlash, 2 layers", "dflash", "dflash", 7, expect="vLLM's fault in context keys"),
     Case("DFlash, 2 layers, vLLM repaired", "dflash", "dflash", 7, ("--repair",)),
-    Case("EAGLE-3 trained for 3 steps", "eagle3, 3 steps", "eagle3", 6),
-    Case("EAGLE-3 trained for 6 steps", "eagle3, 6 steps", "eagle3", 6),
+    Case("EAGLE-3 trained for 3 steps", "eagle3-3-steps", "eagle3", 6),
+    Case("EAGLE-3 trained for 6 steps", "eagle3-6-steps", "eagle3", 6),
     Case("DSpark", "dspark", "dspark", 7, expect="refused by this build"),
 )
 QUICK = ("EAGLE-3", "Medusa", "DSpark")

@@ -32,8 +32,8 @@ from specbench.model import CausalLM
 
 VOCABULARY = 8192  # of the heads with a draft vocabulary
 POSITIONS = 24  # a step's
-CLIP = 1.0
-TOKEN = 10.0  # EAGLE-1's first weight of the token's embedding
+RATE, CLIP = 1e-3, 1.0
+TOKEN = 0.3  # spread of EAGLE-1's first weights of the token's embedding
 KEYS = 0.5  # spread of DFlash's first weights of key norms
 SEED = 0
 
@@ -51,14 +51,12 @@ class Text:
 @dataclass(frozen=True)
 class Head:
     """A head to be made: its ``kind`` of drafter and the ``options`` of its network, how many drafts ahead it is
-    trained (``depth``; 0: not at all), in how many ``steps`` and at which learning ``rate``, and the layout it is
-    exported in."""
+    trained (``depth``; 0: not at all), in how many ``steps``, and the layout it is exported in."""
 
     kind: type[Neural]
     options: Any
     depth: int
     steps: int = 160
-    rate: float = 1e-3
     layout: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -74,13 +72,13 @@ class OwnOutputs(medusa.Options):
 
 HEADS = {
     "eagle3": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 4),
-    "eagle3, 3 steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 3),
-    "eagle3, 6 steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 6),
-    "eagle1": Head(Eagle1, eagle1.Options(bias=False), 4, steps=240, rate=2e-4),
+    "eagle3-3-steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 3),
+    "eagle3-6-steps": Head(Eagle, eagle.Options(vocabulary=VOCABULARY), 6),
+    "eagle1": Head(Eagle1, eagle1.Options(bias=False), 4, steps=100),
     "mtp": Head(Mtp, mtp.Options(), 3, layout="mimo", settings={"way": "recurse"}),
     "medusa": Head(Medusa, OwnOutputs(heads=3), 3),
     "dflash": Head(DFlash, dflash.Options(layers=2, block=8, vocabulary=VOCABULARY), 7),
-    "dflash, 1 layer": Head(DFlash, dflash.Options(layers=1, block=8), 7),
+    "dflash-1-layer": Head(DFlash, dflash.Options(layers=1, block=8), 7),
     "dspark": Head(DSpark, dspark.Options(), 0),
 }
 
@@ -92,7 +90,7 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
     model = drafter.build(target).requires_grad_(True)
     prepare(model, target, texts)
     features = [features_of(target, text, drafter.taps) for text in texts]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=head.rate, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
     generator = torch.Generator().manual_seed(SEED)
     for step in range(head.steps if head.depth else 0):
         which = step % len(texts)
@@ -100,9 +98,7 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
         optimizer.zero_grad()
         found.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.param_groups[0]["lr"] = head.rate * min(
-            1.0, 2 * (1 - step / head.steps)
-        )  # down to 0 in the second half
+        optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (1 - step / head.steps))  # down to 0 in the second half
         optimizer.step()
         say(f"step {step + 1} of {head.steps}, loss {found.item():.2f}")
     drafter.write(model.requires_grad_(False), target).save(folder)
@@ -113,18 +109,18 @@ def prepare(model: DraftModel, target: CausalLM, texts: Sequence[Text]) -> None:
     """Where a head starts from.
 
     Output matrices of its own are given the target's rows: a draft vocabulary those of the texts' tokens and of others
-    drawn at random. EAGLE-1 has no norm that holds its feature in scale from one step to the next, so its block begins
-    as one that adds nothing; and its token, much smaller than the feature, is made heard. DFlash's key norms, which
-    training in earnest tells apart, begin apart."""
+    drawn at random. EAGLE-1 has no norm that holds its feature in scale from one step to the next, so nothing of the
+    target's is kept, and the token, much smaller than the feature, is made heard. DFlash's key norms, which training in
+    earnest tells apart, begin apart."""
+    generator = torch.Generator().manual_seed(SEED)
     if isinstance(model.network, eagle1.Eagle1Cell):
-        model.network.fc.weight[:, : target.width].fill_diagonal_(TOKEN)
+        for weight in model.network.parameters():
+            weight.fill_(1) if weight.ndim == 1 else weight.normal_(0, SPREAD, generator=generator)
+        model.network.fc.weight[:, : target.width].normal_(0, TOKEN, generator=generator)
         block = model.network.layers[0]
-        for weight in block.parameters():
-            torch.nn.init.normal_(weight, std=SPREAD) if weight.ndim > 1 else torch.nn.init.ones_(weight)
         block.self_attn.o_proj.weight.zero_()
         block.mlp.down_proj.weight.zero_()
     if isinstance(model.network, dflash.Backbone):
-        generator = torch.Generator().manual_seed(SEED)
         for block in model.network.layers:
             block.self_attn.k_norm.weight.mul_(1 + KEYS * torch.randn(block.self_attn.width, generator=generator))
     table = read_weight(target.model.get_output_embeddings(), target.width, target)
@@ -132,7 +128,7 @@ def prepare(model: DraftModel, target: CausalLM, texts: Sequence[Text]) -> None:
         output.weight.copy_(table)
     if model.head.lm_head is not None:
         said = torch.cat([text.tokens[text.prompt :] for text in texts]).unique()
-        order = torch.randperm(target.vocab_size, generator=torch.Generator().manual_seed(SEED))
+        order = torch.randperm(target.vocab_size, generator=generator)
         others = order[~torch.isin(order, said)]
         model.head.ids = torch.cat((said, others))[: model.head.lm_head.out_features].sort().values
         model.head.lm_head.weight.copy_(table[model.head.ids])
