@@ -85,6 +85,14 @@ class Rotary(nn.Module):
         )
         self._embedding = LlamaRotaryEmbedding(config)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        """Moves with its network, and stays in float32: rounded frequencies turn far tokens to wrong places."""
+        exact = dict(self._embedding.named_buffers())
+        super()._apply(fn, recurse)
+        for name, frequencies in exact.items():
+            setattr(self._embedding, name, frequencies.to(getattr(self._embedding, name).device))
+        return self
+
     def forward(self, positions: Tensor, like: Tensor) -> Rotation:
         """positions [B, S] -> what ``rotate`` takes, in the dtype of ``like``."""
         cos, sin = self._embedding(like, positions)  # [B, S, E]

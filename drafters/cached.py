@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.cache import RaggedCache
-from specbench.drafting import Batch
-from specbench.model import CausalLM, recorded_slots
+from specbench.model import SPARE_CACHES, CausalLM, recorded_slots
 from specbench.traced import Traced
 
 
@@ -27,19 +26,28 @@ class Cached:
         self._recorded = target.recorded and not eager
         self._forward: Any = network if eager or target.device.type == "cuda" else Traced(network, name)
         self._entries = [torch.empty(width, dtype=target.dtype, device=target.device) for width in widths]
-        self._spare: RaggedCache | None = None
+        self._spare: list[RaggedCache] = []  # with what was recorded on them, the latest first
+        self._device = target.device
 
-    def new_cache(self, batch: Batch, further: int) -> RaggedCache:
-        """An empty cache for the texts of ``batch`` and ``further`` tokens a row. The one given out before is no longer
-        of use."""
-        slots = batch.tokens.shape[1] + further
+    @property
+    def recorded(self) -> bool:
+        """Whether forwards are recorded, and so must be of few shapes, which ``prepare`` knows."""
+        return self._recorded
+
+    def new_cache(self, batch: int, slots: int) -> RaggedCache:
+        """An empty cache of ``batch`` rows of ``slots`` tokens. One given out before may be given out again."""
         if not self._recorded:
-            return RaggedCache(len(batch), slots, batch.device)
+            return RaggedCache(batch, slots, self._device)
         slots = recorded_slots(slots)
-        if self._spare is None or (self._spare.batch, self._spare.slots) != (len(batch), slots):
-            self._spare = RaggedCache(len(batch), slots, batch.device, whole=True)
-        self._spare.clear()  # and keep what was recorded on it
-        return self._spare
+        fitting = [cache for cache in self._spare if (cache.batch, cache.slots) == (batch, slots)]
+        cache = fitting[0] if fitting else RaggedCache(batch, slots, self._device, whole=True)
+        self._spare = [cache, *(other for other in self._spare if other is not cache)][:SPARE_CACHES]
+        cache.clear()
+        return cache
+
+    def zeros(self, *shape: int) -> Tensor:
+        """An input to record a forward with."""
+        return torch.zeros(*shape, dtype=self._entries[0].dtype, device=self._device)
 
     def __call__(
         self, cache: RaggedCache, *inputs: Tensor, writes: int, row: int | None = None, **constants: Any

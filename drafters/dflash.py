@@ -95,6 +95,10 @@ class Options:
             raise ConfigError("drafter.network.taps=[] gives the head no context; null takes three")
         if self.block < 2:
             raise ConfigError(f"drafter.network.block={self.block} drafts nothing; give 2 or more")
+        if self.mask is not None and not 0 <= self.mask < target.vocab_size:
+            raise ConfigError(
+                f"drafter.network.mask={self.mask} is no token of {target.name}: 0..{target.vocab_size - 1}"
+            )
         initial.check_layers(self.layers)
         initial.check_vocabulary(self.vocabulary, target)
         return {
@@ -210,6 +214,8 @@ class DFlash(Neural):
         network: Options | None = None,
     ):
         super().__init__(checkpoint, proposal, network or Options(), Options())
+        if not isinstance(whole_block, bool):
+            raise ConfigError(f"drafter.whole_block={whole_block} is neither true nor false")
         self.whole_block = whole_block
 
     def read(self, path: str, target: CausalLM) -> Loaded:
@@ -239,9 +245,22 @@ class BlockByBlock:
         backbone = model.network
         self._run = Cached(backbone, target, backbone.layers_kept, name)
 
+    def prepare(self, rows: int, slots: int, k: int) -> None:
+        """Record the pass over the new context and a block."""
+        self._cache = self._run.new_cache(rows, slots + self._spec.block)
+        features = len(self._spec.taps) * self._spec.target_width
+        for steps in (1, k + 1) if self._run.recorded else ():
+            block = torch.full((rows, self._block(k)), self._spec.mask, device=self._target.device)
+            given = (self._model.embedding(block), self._run.zeros(rows, steps, features))
+            fresh = torch.zeros(rows, dtype=torch.long, device=self._target.device)
+            self._run(self._cache, *given, fresh, writes=steps + block.shape[1], draft=True)
+
+    def _block(self, k: int) -> int:
+        """Tokens of a block that drafts k."""
+        return self._spec.block if self._whole_block else max(1, k if self._spec.anchor_first else k + 1)
+
     def start(self, batch: Batch, taps: list[Tensor]) -> None:
         """Make the prompts' features context; the last of each row waits for the first round."""
-        self._cache = self._run.new_cache(batch, self._spec.block)
         nothing = torch.zeros(1, 0, self._spec.shape.width, dtype=self._target.dtype, device=batch.device)
         last = []
         for row, streams in enumerate(taps):
@@ -275,9 +294,8 @@ class BlockByBlock:
     def _pass(self, batch: Batch, k: int) -> Tensor:
         """Hidden states [B, b, D] of a block behind each row's text."""
         lag = torch.from_numpy(batch.lengths - 1) - self._cache.lengths  # [B]
-        steps = self._pending.shape[1] if self._target.recorded else max(1, int(lag.max()))
-        drafted = k if self._spec.anchor_first else k + 1
-        block = self._spec.block if self._whole_block else max(1, drafted)
+        steps = self._pending.shape[1] if self._run.recorded else max(1, int(lag.max()))
+        block = self._block(k)
         tokens = torch.full((len(batch), block), self._spec.mask, device=batch.device)
         tokens[:, 0] = batch.last()
         (hidden,) = self._run(

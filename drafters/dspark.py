@@ -154,6 +154,8 @@ class DSpark(Neural):
         network: Options | None = None,
     ):
         super().__init__(checkpoint, proposal, network or Options(), Options())
+        if not isinstance(whole_block, bool):
+            raise ConfigError(f"drafter.whole_block={whole_block} is neither true nor false")
         self.whole_block = whole_block
 
     def read(self, path: str, target: CausalLM) -> Loaded:

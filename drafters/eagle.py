@@ -193,7 +193,7 @@ class Eagle(Neural):
         def features(taps: Tensor) -> Tensor:
             return taps.flatten(2) if self.spec.fuse else target.norm(taps[:, :, 0])
 
-        return Recursion(model.network, model, target, self.proposal, features, "the EAGLE-3 head")
+        return Recursion(model.network, model, target, self.proposal, features, self.taps, "the EAGLE-3 head")
 
 
 def default_taps(blocks: int) -> tuple[int, ...]:

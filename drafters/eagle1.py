@@ -104,6 +104,8 @@ class Eagle1(Neural):
 
     def make_loop(self, model: DraftModel, target: CausalLM) -> Recursion:
         """Features as the target's head reads them."""
-        return Recursion(
-            model.network, model, target, self.proposal, lambda taps: target.norm(taps[:, :, 0]), "the EAGLE-1 head"
-        )
+
+        def features(taps: Tensor) -> Tensor:
+            return target.norm(taps[:, :, 0])
+
+        return Recursion(model.network, model, target, self.proposal, features, self.taps, "the EAGLE-1 head")

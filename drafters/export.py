@@ -10,13 +10,17 @@ conf/export.yaml.
 import sys
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
 from drafters import initial
 from drafters.checkpoints import mtp
 from drafters.checkpoints.files import Written
+from drafters.dflash import DFlash
 from drafters.draft_model import DraftModel
+from drafters.dspark import DSpark
+from drafters.eagle import Eagle
 from drafters.mtp import Mtp
 from drafters.neural import Neural
 from specbench import cli
@@ -36,7 +40,7 @@ def export(
     """
     model = drafter.build(target)
     written = _as_mimo(drafter, model, target) if layout else drafter.write(model, target)
-    tensors = {**_ends(target), **written.tensors} if ends else written.tensors
+    tensors = {**_ends(drafter, target), **written.tensors} if ends else written.tensors
     return Written(written.config, tensors).save(folder)
 
 
@@ -46,8 +50,13 @@ def _as_mimo(drafter: Neural, model: DraftModel, target: CausalLM) -> Written:
     return mtp.write_mimo(model, drafter.spec, target)
 
 
-def _ends(target: CausalLM) -> dict[str, Tensor]:
+def _ends(drafter: Neural, target: CausalLM) -> dict[str, Tensor]:
+    if not isinstance(drafter, Eagle | DFlash | DSpark):
+        raise ConfigError("ends=true is for drafter=eagle, dflash or dspark; the other layouts have no place for them")
     table = target.model.get_input_embeddings().weight
+    some = torch.arange(min(8, len(table)), device=table.device)
+    if not torch.equal(target.embed(some), table[some]):
+        raise ConfigError(f"ends=true: {target.name} scales its embeddings, which the layout cannot say")
     head = initial.read_weight(target.model.get_output_embeddings(), target.width, target)
     return {"embed_tokens.weight": table.detach().cpu(), "lm_head.weight": head.cpu()}
 
@@ -56,7 +65,7 @@ def run(cfg: DictConfig) -> None:
     """What the command line asks for."""
     if cfg.layout is not None and cfg.layout not in LAYOUTS:
         raise ConfigError(f"layout={cfg.layout} is unknown; choices: null, {', '.join(LAYOUTS)}")
-    folder = Path(cfg.out)
+    folder = Path(str(cfg.out))
     drafter = cli.make(cfg.drafter)
     if not isinstance(drafter, Neural):
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafters.blocks import Block, RMSNorm, Shape
+from drafters.blocks import DEFAULT_THETA, Block, RMSNorm, Shape
 from drafters.draft_model import OutputHead
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
@@ -24,15 +24,16 @@ def target_shape(target: CausalLM, **changes: Any) -> Shape:
     rope = dict(getattr(config, "rope_parameters", None) or {})
     if rope and "rope_theta" not in rope:  # by kind of layer, as in Gemma 3: that of full attention
         rope = dict(rope.get("full_attention") or next(iter(rope.values())))
-    rope.pop("partial_rotary_factor", None)
+    if rope.pop("partial_rotary_factor", 1) not in (None, 1):  # a head turns whole: its frequencies are others
+        rope = {"rope_type": "default", "rope_theta": rope.get("rope_theta") or DEFAULT_THETA}
     known: dict[str, Any] = {
         "width": width,
         "heads": heads,
         "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
         "head_width": getattr(config, "head_dim", None) or width // heads,
-        "inner": config.intermediate_size,
+        "inner": getattr(config, "intermediate_size", None) or 4 * width,
         "eps": getattr(config, "rms_norm_eps", 1e-6),
-        "rope": rope or {"rope_type": "default", "rope_theta": 10000.0},
+        "rope": rope or {"rope_type": "default", "rope_theta": DEFAULT_THETA},
         "positions": getattr(config, "max_position_embeddings", None) or 4096,
     }
     return Shape(**{**known, **changes})
@@ -93,7 +94,8 @@ def start_head(head: OutputHead, target: CausalLM) -> None:
 def start_norm(norm: Any, source: Any) -> None:
     """Give ``norm`` the weights of one of the target's, where both are norms of the same kind."""
     given = getattr(source, "weight", None)
-    if isinstance(norm, RMSNorm) and given is not None and "Gemma" not in type(source).__name__:
+    alike = isinstance(norm, RMSNorm) and given is not None and given.shape == norm.weight.shape
+    if alike and "Gemma" not in type(source).__name__:
         norm.weight.copy_(given)
 
 

@@ -124,6 +124,9 @@ class HeadByHead:
     def __init__(self, model: DraftModel, target: CausalLM, proposal: str):
         self._model, self._target, self._proposal = model, target, proposal
 
+    def prepare(self, rows: int, slots: int, k: int) -> None:
+        """There is no cache, and nothing is recorded."""
+
     def start(self, batch: Batch, taps: list[Tensor]) -> None:
         """Keep the feature of each prompt's last token."""
         self._feature = self._target.norm(torch.stack([streams[-1, 0] for streams in taps]))  # [B, D]

@@ -195,6 +195,8 @@ class Mtp(Neural):
         super().__init__(checkpoint, proposal, network or Options(), Options())
         if way is not None and way not in WAYS:
             raise ConfigError(f"drafter.way={way} is unknown; choices: {', '.join(WAYS)}")
+        if depths is not None and (type(depths) is not int or depths < 1):
+            raise ConfigError(f"drafter.depths={depths} is no depth; give a whole number from 1 on, or null")
         self._way, self._depths = way, depths
 
     def settle(self, spec: Spec) -> Spec:
@@ -238,7 +240,9 @@ class Mtp(Neural):
 
         if self.spec.way == "recurse":
             cell = model.network
-            return Recursion(cell.cells[0], model, target, self.proposal, features, "the MTP module", self.spec.foreign)
+            return Recursion(
+                cell.cells[0], model, target, self.proposal, features, self.taps, "the MTP module", self.spec.foreign
+            )
         self.max_k = self.spec.depths
         return DepthByDepth(model, target, self.proposal, features, eager=self.spec.foreign)
 
@@ -264,9 +268,17 @@ class DepthByDepth:
         self._depths: int = network.depths
         self._run = Cached(network, target, network.layers_kept, "the MTP modules", eager)
 
+    def prepare(self, rows: int, slots: int, k: int) -> None:
+        """Record each depth."""
+        self._cache = self._run.new_cache(rows, slots + self._depths)
+        self._width = self._depths + k  # of all windows, where they are recorded
+        for depth in range(k or self._depths) if self._run.recorded else ():
+            tokens = torch.zeros(rows, self._width, dtype=torch.long, device=self._target.device)
+            embeddings = self._model.embedding(tokens)
+            self._run(self._cache, embeddings, torch.zeros_like(embeddings), writes=self._width, depth=depth)
+
     def start(self, batch: Batch, taps: list[Tensor]) -> None:
         """Run the prompts at every depth; the last positions of each row wait for the first round."""
-        self._cache = self._run.new_cache(batch, self._depths)
         self._deepest = 0
         waiting = []
         for row, streams in enumerate(taps):
@@ -277,6 +289,8 @@ class DepthByDepth:
         self._held = torch.tensor([len(part) for part in waiting])  # [B] positions that wait
         self._settled = torch.zeros_like(self._held)  # [B] of those, how many the last round has settled
         self._pending = nn.utils.rnn.pad_sequence(waiting, batch_first=True)  # [B, S, D] their features
+        if self._run.recorded:
+            self._pending = nn.functional.pad(self._pending, (0, 0, 0, self._width - self._pending.shape[1]))
 
     def propose(self, batch: Batch, k: int) -> Draft:
         """Each depth over the positions that wait, up to depth k."""
@@ -284,23 +298,24 @@ class DepthByDepth:
             raise RunError(
                 f"k={k} after k={self._deepest} in a text: MTP depths that were left out cannot be caught up"
             )
-        self._deepest = k
+        self._deepest = k or self._deepest
+        depths = k or self._deepest or self._depths  # where nothing is asked for, entries are still to be kept up
         steps = self._pending.shape[1]
-        columns = self._cache.lengths[:, None] + 1 + torch.arange(steps + k)
+        columns = self._cache.lengths[:, None] + 1 + torch.arange(steps + depths)
         columns = columns.clamp(max=batch.tokens.shape[1] - 1)
         known = torch.from_numpy(batch.tokens).gather(1, columns).to(batch.device, non_blocking=True)
         rows = torch.arange(len(batch), device=batch.device)
         last = (self._held - 1).clamp(min=0).to(batch.device, non_blocking=True)  # each row's last position, of those
         proposal = Proposal(batch, self._proposal, self._target.vocab_size, self._model.head.ids)
         feature = self._pending
-        for depth in range(k):
+        for depth in range(depths):
             embeddings = self._model.embedding(known[:, depth : depth + steps])
             hidden, feature = self._run(self._cache, embeddings, feature, writes=steps, depth=depth)
             tokens = proposal.add(self._model.head(hidden[rows, last]))
             known = known.scatter(1, (last + depth + 1)[:, None], tokens[:, None])
-        if k > 0:  # at position t depth k has read token t+k, which is committed
-            self._settled = (torch.from_numpy(batch.lengths) - k - self._cache.lengths).clamp(min=0)
-        return proposal.draft()
+        # at position t the deepest has read token t+depths, which is committed
+        self._settled = (torch.from_numpy(batch.lengths) - depths - self._cache.lengths).clamp(min=0)
+        return proposal.draft() if k else Draft.empty(len(batch), batch.device)
 
     def observe(self, batch: Batch, verdict: Verdict, taps: Tensor) -> None:
         """Let go of what is settled, and add the features of what was accepted."""
@@ -309,7 +324,7 @@ class DepthByDepth:
         self._cache.advance(self._settled)
         self._held = torch.from_numpy(batch.lengths - 1) - self._cache.lengths
         # a recorded forward has one shape
-        width = self._depths + fresh.shape[1] - 1 if self._target.recorded else max(1, int(self._held.max()))
+        width = self._width if self._run.recorded else max(1, int(self._held.max()))
         at = torch.arange(width)
         # old ones first; from there, past their padding, the new ones
         at = torch.where(at < kept[:, None], at + self._settled[:, None], at - kept[:, None] + self._pending.shape[1])

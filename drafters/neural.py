@@ -4,9 +4,10 @@ A family gives a ``Spec`` (what its network is made of), ``Options`` (what a use
 of published checkpoints; a drafter is one of these at work for a target."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from drafters.draft_model import DraftModel
 from drafters.proposing import check_proposal
 from specbench.drafting import Batch, Drafter
 from specbench.errors import ConfigError
-from specbench.model import CausalLM
+from specbench.model import ROUNDING, CausalLM
 from specbench.verification import Draft, Verdict
 
 SEED = 0  # of the weights of a new network that have nothing to start from
@@ -42,6 +43,8 @@ class Options(Protocol):
 class Loop(Protocol):
     """How a network drafts; the methods are those of ``Drafter``, and there are always taps."""
 
+    def prepare(self, rows: int, slots: int, k: int) -> None: ...  # noqa: D102
+
     def start(self, batch: Batch, taps: list[Tensor]) -> None: ...  # noqa: D102
 
     def propose(self, batch: Batch, k: int) -> Draft: ...  # noqa: D102
@@ -65,6 +68,9 @@ class Neural(Drafter):
             raise ConfigError(
                 f"drafter.network describes a new network, and drafter.checkpoint={checkpoint} brings its own; drop one"
             )
+        if checkpoint is not None and not isinstance(checkpoint, str):
+            raise ConfigError(f"drafter.checkpoint={checkpoint} is neither a folder nor a hub id")
+        check_types(network)
         self.proposal = proposal
         self.spec: Any = None
         self._checkpoint = checkpoint
@@ -93,6 +99,7 @@ class Neural(Drafter):
 
     def build(self, target: CausalLM) -> DraftModel:
         """The network on the target's device, as it is trained and saved. Raises ConfigError where it does not fit."""
+        check_ends(target)
         if self._checkpoint is None:
             self.spec = self.settle(self._options.spec(target))
             with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -100,10 +107,11 @@ class Neural(Drafter):
                 model = self.spec.model(target).to(target.device)
                 self.begin(model, target)
         else:
-            loaded = self.read(self._checkpoint, target)
-            self.spec, self._files = self.settle(self.spec_type(**loaded.fields)), loaded.files
-            model = self.spec.model(target)
-            loaded.fill(model)
+            with _sound(self._checkpoint):
+                loaded = self.read(self._checkpoint, target)
+                self.spec, self._files = self.settle(self.spec_type(**loaded.fields)), loaded.files
+                model = self.spec.model(target)
+                loaded.fill(model)
         over = [tap for tap in self.spec.taps if not 0 <= tap <= len(target.blocks)]
         if over:
             raise ConfigError(
@@ -120,6 +128,10 @@ class Neural(Drafter):
         self._parameters = model.parameters_own
         model.pack()
         self._loop = self.make_loop(model, target)
+
+    def prepare(self, rows: int, slots: int, k: int) -> None:
+        """See ``Loop``."""
+        self._loop.prepare(rows, slots, k)
 
     def start(self, batch: Batch, taps: list[Tensor] | None) -> None:
         """See ``Loop``."""
@@ -152,3 +164,54 @@ class Neural(Drafter):
             "parameters": self._parameters,
             "network": asdict(self.spec),
         }
+
+
+def check_types(options: Any) -> None:
+    """Raise ConfigError for an option that is not of its kind, as a command line can give it."""
+    for name, hint in get_type_hints(type(options)).items():
+        value = getattr(options, name)
+        kinds = get_args(hint) or (hint,)
+        fits = any(_fits(value, kind) for kind in kinds)
+        if not fits:
+            words = " or ".join(WORDS.get(kind, "null") for kind in kinds)
+            raise ConfigError(f"drafter.network.{name}={value} is not {words}")
+
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", Sequence[int]: "a list [2,15]"}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == Sequence[int]:
+        listed = not isinstance(value, str) and isinstance(value, Sequence)
+        return listed and all(type(entry) is int for entry in value)
+    return type(value) is kind
+
+
+@torch.inference_mode()
+def check_ends(target: CausalLM) -> None:
+    """Raise ConfigError unless the target's logits are what ``norm`` and ``head`` make of its last residual stream."""
+    tokens = torch.arange(8, device=target.device)[None] % target.vocab_size
+    output = target.forward(tokens, target.new_cache(1, 8), taps=(len(target.blocks),))
+    assert output.taps is not None
+    logits, made = output.logits.float(), target.head(target.norm(output.taps[:, :, 0])).float()
+    off = ((made - logits).square().mean().sqrt() / logits.std()).item()
+    if not off <= ROUNDING[target.dtype]:
+        raise ConfigError(
+            f"{target.name} does more than its final norm and output head between the last block and the logits, which "
+            "drafting heads do not know of; use a drafter without a head"
+        )
+
+
+@contextmanager
+def _sound(checkpoint: str) -> Iterator[None]:
+    """Whatever a damaged configuration makes of itself is the checkpoint's fault, said in one line."""
+    try:
+        yield
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"drafter.checkpoint={checkpoint}: its config.json describes no network ({type(error).__name__}: {error})"
+        ) from error

@@ -94,17 +94,28 @@ class Recursion:
         target: CausalLM,
         proposal: str,
         features: Callable[[Tensor], Tensor],
+        taps: Sequence[int],
         name: str,
         eager: bool = False,
     ):
-        """``features``: the target's residual streams [B, S, m, D] as the cell's features [B, S, F]. ``eager``: see
-        ``Cached``."""
+        """``features``: the target's residual streams [B, S, m, D] at the ``taps`` as the cell's features [B, S, F].
+        ``eager``: see ``Cached``."""
+        self._taps = taps
         self._model, self._target, self._proposal, self._features = model, target, proposal, features
         self._run = Cached(cell, target, cell.layers_kept, name, eager)
 
+    def prepare(self, rows: int, slots: int, k: int) -> None:
+        """Record the pass over a round's pairs and a single step."""
+        self._cache = self._run.new_cache(rows, slots)
+        features = self._features(self._run.zeros(rows, 1, len(self._taps), self._target.width)).shape[-1]
+        for steps in (1, k + 1) if self._run.recorded else ():
+            embeddings = self._model.embedding(torch.zeros(rows, steps, dtype=torch.long, device=self._target.device))
+            self._run(self._cache, embeddings, self._run.zeros(rows, steps, features), writes=steps, true=True)
+            if steps == 1:
+                self._run(self._cache, embeddings, torch.zeros_like(embeddings), writes=1, true=False)
+
     def start(self, batch: Batch, taps: list[Tensor]) -> None:
         """Run the pairs of the prompts; the last of each row waits for the first round."""
-        self._cache = self._run.new_cache(batch, 0)
         last = []
         for row, streams in enumerate(taps):
             features = self._features(streams[None])  # [1, P, F]
@@ -142,7 +153,7 @@ class Recursion:
         """
         lag = torch.from_numpy(batch.lengths - 1) - self._cache.lengths  # [B]
         # a recorded forward has one shape; else no more is run than must be
-        steps = self._pending.shape[1] if self._target.recorded else max(1, int(lag.max()))
+        steps = self._pending.shape[1] if self._run.recorded else max(1, int(lag.max()))
         columns = self._cache.lengths[:, None] + 1 + torch.arange(steps)
         columns = columns.clamp(max=batch.tokens.shape[1] - 1)
         tokens = torch.from_numpy(batch.tokens).gather(1, columns).to(batch.device, non_blocking=True)

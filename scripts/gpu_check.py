@@ -167,8 +167,8 @@ def describe(error: Exception) -> str:
 def run(
     lm: CausalLM, drafter: Drafter, requests: Sequence[Request], k: int, law: Sampling, new: int, split: bool = False
 ) -> tuple[list[list[int]], list[Step]]:
-    """Replies of ``new`` tokens to ``requests``, decoded together by a ``drafter`` bound to ``lm``, and the rounds after
-    the prefill."""
+    """Replies of ``new`` tokens to ``requests``, decoded together by a ``drafter`` bound to ``lm``, and the rounds
+    after the prefill."""
     steps = list(decode(lm, drafter, requests, k, law, SEED, StopRule(new), split=split))
     replies: list[list[int]] = [[] for _ in requests]
     for step in steps:

@@ -67,10 +67,13 @@ def decode(
     ``split`` times the parts of each round, for which the host waits for the device between them: such rounds may be
     longer. Raises RunError, naming the round, if the target's logits are not numbers.
     """
+    if drafter.max_k is not None and k > drafter.max_k:
+        raise RunError(f"k={k} is above what {type(drafter).__name__} can draft, {drafter.max_k}")
     room = max(len(r.tokens) + stop.room(len(r.tokens)) for r in requests)
     slots = room + k + 1
     cache = target.new_cache(len(requests), slots, steps=k + 1)
     target.prepare(cache, range(1, k + 2), drafter.taps)
+    drafter.prepare(len(requests), slots, k)
     laps = _Laps(target.device, split)
     batch = _new_batch(target, requests, slots, sampling, seed)
     logits, taps = _prefill(target, batch, cache, drafter)
@@ -217,11 +220,11 @@ def _check_draft(draft: Draft, k: int, batch: Batch, vocab_size: int, drafter: D
     if draft.probs is not None and draft.probs.shape != (rows, width, vocab_size):
         raise RunError(f"{name} handed on probs {[*draft.probs.shape]} where {[rows, width, vocab_size]} were due")
     # looking at values would make the host wait for a GPU; there a wrong id fails in the embedding
-    if draft.tokens.device.type == "cpu" and width:
-        if not 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < vocab_size:
+    if draft.tokens.device.type == "cpu":
+        if width and not 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < vocab_size:
             raise RunError(f"{name} drafted a token outside the vocabulary of {vocab_size}")
-        if int(draft.count.max()) > width:
-            raise RunError(f"{name} counts {int(draft.count.max())} drafted tokens where it gave {width}")
+        if not 0 <= int(draft.count.min()) <= int(draft.count.max()) <= width:
+            raise RunError(f"{name} counts {draft.count.tolist()} drafted tokens where it gave {width}")
 
 
 def _wait(device: torch.device) -> None:

@@ -109,6 +109,10 @@ class Drafter(ABC):
     def reset(self) -> None:  # noqa: B027
         """Forget every earlier prompt. Called when a measured run begins, after warm-up."""
 
+    def prepare(self, rows: int, slots: int, k: int) -> None:  # noqa: B027
+        """Called before any clock runs for ``rows`` texts of up to ``slots`` tokens, drafts included, of which ``k`` a
+        round: whatever is slow the first time can be done here."""
+
     def start(self, batch: Batch, taps: list[Tensor] | None) -> None:  # noqa: B027
         """A new batch: prompts are prefilled and each row has its first token.
 

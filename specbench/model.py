@@ -84,7 +84,7 @@ class CausalLM:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.blocks = decoder_blocks(model, name)
-        self.final_norm = final_norm(model, name)
+        self.final_norm = final_norm(model)
         self.vocab_size: int = model.get_output_embeddings().out_features
         self.width: int = model.get_input_embeddings().embedding_dim  # of the residual stream
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -252,18 +252,32 @@ class CausalLM:
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings [..., D] of ``tokens`` [...], scaled as the model scales them."""
-        return self.model.get_input_embeddings()(tokens)
+        """Input embeddings [..., D] of ``tokens`` [...], scaled as the model scales them; without learned positions."""
+        embedded = self.model.get_input_embeddings()(tokens)
+        scale = getattr(self.config, "embedding_multiplier", None)  # Granite
+        return embedded if scale is None else embedded * scale
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:
-        """The final norm of ``hidden`` [..., D] (the residual stream after the last block), which ``head`` expects."""
+        """The final norm of ``hidden`` [..., D] (the residual stream after the last block), which ``head`` expects.
+
+        Raises ConfigError for a model that has none.
+        """
+        if self.final_norm is None:
+            raise ConfigError(f"{self.name} has no final norm of the usual kind, which this drafter needs")
         return self.final_norm(hidden)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of ``hidden`` [..., D] (taken after the final norm)."""
-        return self.model.get_output_embeddings()(hidden)
+        """Logits [..., V] of ``hidden`` [..., D] (taken after the final norm), scaled and bent as the model does it."""
+        logits = self.model.get_output_embeddings()(hidden)
+        scale = getattr(self.config, "logit_scale", None)  # Cohere
+        if getattr(self.config, "logits_scaling", None):  # Granite
+            scale = 1 / self.config.logits_scaling
+        if scale is not None:
+            logits = logits * scale
+        cap = getattr(self.config, "final_logit_softcapping", None)  # Gemma 2
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def recorded_slots(text: int) -> int:

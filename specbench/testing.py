@@ -5,15 +5,16 @@
     def test_my_drafter():
         check_drafter(lambda: MyDrafter(), k=4)
 
-Each check raises AssertionError with what went wrong. They run on tiny random models in float32, in seconds and without
-a download, and are the checks that specbench's own drafters pass. Nothing here is random: the same code gives the same
-answer each time.
-"""
+Each check raises AssertionError with what went wrong. They judge whether a drafter keeps the text and the contract, not
+whether it guesses well: one that reads the wrong residual streams passes. They run on tiny random models in float32, in
+seconds and without a download, and are the checks that specbench's own drafters pass. Nothing here is random: the same
+code gives the same answer each time."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
@@ -33,7 +34,7 @@ FAMILIES = ("llama", "qwen3", "gemma3")
 TEXTS = ("one two one two one", "abc abc abd abc abc abd ab", "x", "the end of the line of the")
 NEW_TOKENS = 16
 LAWS = (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=40, top_p=0.9))
-COPIES = 48  # of a prompt, whose drafts differ by their noise alone
+COPIES = 96  # of a prompt, whose drafts differ by their noise alone
 DOUBT = 1e-4  # chance that an honest drafter fails a statistical check, were its noise drawn anew each time
 
 
@@ -65,7 +66,7 @@ def check_drafter(make: Make, target: CausalLM | None = None, k: int = 4) -> Non
 
 def check_greedy_equality(make: Make, target: CausalLM, k: int) -> None:
     """Greedy text is that of plain decoding, token for token, alone and in a batch."""
-    drafter = _bound(make, target)
+    drafter, k = _bound(make, target, k)
     for count in (1, 3):
         asked = requests(target, count)
         expected = run(target, NoDrafter(), asked, 0).replies
@@ -78,9 +79,8 @@ def check_greedy_equality(make: Make, target: CausalLM, k: int) -> None:
 
 def check_max_k(make: Make, target: CausalLM, k: int) -> None:
     """No draft is longer than what was asked for, down to nothing, or than the drafter says it can be."""
-    drafter = _bound(make, target)
-    most = k if drafter.max_k is None else min(k, drafter.max_k)
-    for asked in range(most + 1):
+    drafter, k = _bound(make, target, k)
+    for asked in range(k + 1):
         for draft in _run(target, drafter, requests(target, 2), asked).drafts:
             width = draft.tokens.shape[1]
             assert width <= asked, f"{_name(drafter)} drafted {width} tokens where {asked} were asked for"
@@ -89,7 +89,7 @@ def check_max_k(make: Make, target: CausalLM, k: int) -> None:
 
 def check_batch_independence(make: Make, target: CausalLM, k: int) -> None:
     """What is drafted for a prompt depends neither on the prompts beside it nor on its row; greedily and sampled."""
-    drafter = _bound(make, target)
+    drafter, k = _bound(make, target, k)
     for sampling in (Sampling(), LAWS[0]):
         asked = requests(target, 3)
         together = _run(target, drafter, asked, k, sampling)
@@ -110,7 +110,7 @@ def check_statelessness(make: Make, target: CausalLM, k: int) -> None:
     """Drafts for a prompt do not depend on the prompts before it, unless the drafter says it is ``stateful``; and not
     even then after ``reset``."""
     asked = requests(target, 3)
-    used = _bound(make, target)
+    used, k = _bound(make, target, k)
     fresh = _run(target, used, asked[-1:], k).drafted
     _run(target, used, asked[:2], k)
     if used.stateful:
@@ -122,8 +122,8 @@ def check_statelessness(make: Make, target: CausalLM, k: int) -> None:
 def check_leaves_the_target_alone(make: Make, target: CausalLM, k: int) -> None:
     """The target's weights, and what the loop knows of the texts, are as they were."""
     before = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
-    drafter = _bound(make, target)
-    _run(target, drafter, requests(target, 2), k, watch=True)
+    drafter, k = _bound(make, target, k)
+    _run(target, drafter, requests(target, 2), k, Sampling(repetition_penalty=1.2), watch=True)
     for name, tensor in target.model.state_dict().items():
         assert torch.equal(tensor, before[name]), f"{_name(drafter)} wrote to the target's {name}"
 
@@ -131,10 +131,10 @@ def check_leaves_the_target_alone(make: Make, target: CausalLM, k: int) -> None:
 def check_law_of_drafts(make: Make, target: CausalLM, k: int) -> None:
     """A draft that was drawn follows the law handed on with it: probabilities that sum to 1, of which the tokens are as
     likely as they say."""
-    drafter = _bound(make, target)
+    drafter, k = _bound(make, target, k)
     for sampling in LAWS:
         # of each text the first round alone: later ones use the noise of the same positions again
-        first = _run(target, drafter, _copies(target, 2 * COPIES), k, sampling, stop=StopRule(2)).drafts[:1]
+        first = _run(target, drafter, _copies(target, COPIES), k, sampling, stop=StopRule(2)).drafts[:1]
         drafts = [draft for draft in first if draft.probs is not None]
         drawn, expected, variance = 0.0, 0.0, 0.0
         for draft in drafts:
@@ -160,24 +160,26 @@ def check_law_of_drafts(make: Make, target: CausalLM, k: int) -> None:
 
 def check_law_of_text(make: Make, target: CausalLM, k: int) -> None:
     """Sampled text has the target's law: judged by the target itself, in one forward over the finished text."""
-    drafter = _bound(make, target)
+    drafter, k = _bound(make, target, k)
     for sampling in LAWS:
         asked = _copies(target, COPIES)
         plain = run(target, NoDrafter(), asked, 0, sampling).replies if drafter.needs_reference else [None] * len(asked)
         replies = run(target, drafter, _with_references(drafter, asked, plain), k, sampling, bind=False).replies
-        places, surprise, variance = [], 0.0, 0.0
+        ranks, places, surprise, variance = [], [], 0.0, 0.0
         noise = torch.Generator().manual_seed(0)
         for request, reply in zip(asked, replies, strict=True):
             law, chosen = _judge(target, request, reply, sampling)
             likelier = (law * (law > chosen[:, None])).sum(-1)
             ties = (law * (law == chosen[:, None])).sum(-1)
-            # where the token stands among all, the likeliest first: uniform, if it was drawn from the law
-            places.append(likelier + torch.rand(len(chosen), generator=noise, dtype=torch.double) * ties)
+            # where the token stands among all, the likeliest first, or by its id: uniform, if it was drawn from the law
+            ranks.append(likelier + torch.rand(len(chosen), generator=noise, dtype=torch.double) * ties)
+            above = law.cumsum(-1).gather(1, torch.tensor(reply)[:, None]).squeeze(1)
+            places.append(above - torch.rand(len(chosen), generator=noise, dtype=torch.double) * chosen)
             log = law.clamp(min=1e-300).log()
             mean = (law * log).sum(-1)
             surprise += (chosen.log() - mean).sum().item()
             variance += ((law * log.square()).sum(-1) - mean.square()).sum().item()
-        uniform = stats.kstest(torch.cat(places).numpy(), "uniform").pvalue
+        uniform = min(stats.kstest(torch.cat(seen).numpy(), "uniform").pvalue for seen in (ranks, places))
         likelihood = 2 * stats.norm.sf(abs(surprise) / math.sqrt(variance)) if variance > 0 else 1.0
         assert min(uniform, likelihood) > DOUBT, (
             f"text drafted by {_name(drafter)} does not have the target's law under {sampling}: p = {uniform:.1g} for "
@@ -237,10 +239,10 @@ def _run(
     propose = drafter.propose
 
     def proposing(batch: Batch, k: int) -> Draft:
-        before = [array.copy() for array in (batch.tokens, batch.lengths, batch.active)]
+        before = [array.copy() for array in (batch.tokens, batch.lengths, batch.active, _seen(batch))]
         drafts.append(propose(batch, k))
         if watch:
-            for old, new in zip(before, (batch.tokens, batch.lengths, batch.active), strict=True):
+            for old, new in zip(before, (batch.tokens, batch.lengths, batch.active, _seen(batch)), strict=True):
                 assert (old == new).all(), f"{_name(drafter)} wrote to the batch"
         return drafts[-1]
 
@@ -251,6 +253,10 @@ def _run(
         drafter.propose = propose  # type: ignore[method-assign]
     made.drafts = drafts
     return made
+
+
+def _seen(batch: Batch) -> np.ndarray:
+    return np.zeros(0) if batch.seen is None else batch.seen.cpu().numpy()
 
 
 def _with_references(
@@ -271,10 +277,11 @@ def _judge(target: CausalLM, request: Request, reply: Sequence[int], sampling: S
     return law, law.gather(1, torch.tensor(reply)[:, None]).squeeze(1)
 
 
-def _bound(make: Make, target: CausalLM) -> Drafter:
+def _bound(make: Make, target: CausalLM, k: int) -> tuple[Drafter, int]:
+    """A new drafter, and the largest k up to ``k`` that it can draft."""
     drafter = make()
     drafter.bind(target)
-    return drafter
+    return drafter, k if drafter.max_k is None else min(k, drafter.max_k)
 
 
 def _name(drafter: Drafter) -> str:

@@ -85,12 +85,11 @@ def decoder_blocks(model: PreTrainedModel, name: str) -> nn.ModuleList:
     raise ConfigError(f"{name}: found no list of {count} decoder blocks in {type(model).__name__}")
 
 
-def final_norm(model: PreTrainedModel, name: str) -> nn.Module:
-    """The norm between the last block and the output head: the last child of the decoder that is one."""
+def final_norm(model: PreTrainedModel) -> nn.Module | None:
+    """The norm between the last block and the output head: the last child of the decoder that is one; None where there
+    is none."""
     norms = [child for key, child in model.get_decoder().named_children() if "norm" in key or key == "ln_f"]
-    if not norms:
-        raise ConfigError(f"{name}: found no final norm in {type(model).__name__}")
-    return norms[-1]
+    return norms[-1] if norms else None
 
 
 def _keep_input(streams: dict[int, Tensor]) -> Callable[..., None]:

@@ -684,7 +684,7 @@ def block_layouts() -> list[Case]:
             ZLAB | {"block_size": 9, "dflash_config": {"block_size": 5, **ids}}, (2, 5, 7),
         ),
         blockwise("dflash/z-lab without ids", unnamed, (2, 6)),
-        blockwise("dflash/z-lab without ids, one layer", unnamed, (5,), layers=1),
+        blockwise("dflash/z-lab without ids, one layer", unnamed | {"num_hidden_layers": 1}, (5,), layers=1),
         blockwise("dflash/z-lab without ids, three layers", unnamed, (2, 4, 6), layers=3),
         blockwise("dflash/deepspec", DEEPSPEC | rank_0, (0, 4, 8), anchor_first=True, ends=True),
         blockwise("dspark/deepspec's dflash", DEEPSPEC | rank_0, (0, 4, 8), anchor_first=True, ends=True),

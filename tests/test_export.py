@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import prompts, run, tiny
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_neural import stirred
 
 from drafters import dflash, dspark, eagle, eagle1, medusa, mtp
@@ -79,7 +79,7 @@ def test_the_ends_are_the_targets(tmp_path):
     [
         (lambda: mtp.Mtp(network=mtp.Options(modules=2)), None, "modules > 1"),
         (lambda: mtp.Mtp(network=mtp.Options(norm_output=False)), None, "norm_output=false"),
-        (lambda: mtp.Mtp(network=mtp.Options(vocabulary=99)), "mimo", "draft_vocabulary"),
+        (lambda: mtp.Mtp(network=mtp.Options(vocabulary=99)), "mimo", "output_head"),
         (lambda: eagle.Eagle(), "mimo", "layout=mimo is one of MTP modules"),
     ],
 )
@@ -87,6 +87,52 @@ def test_what_a_layout_cannot_say_is_refused_and_nothing_is_left(drafter, layout
     with pytest.raises(ConfigError, match=said):
         export(drafter(), tiny("llama"), tmp_path / "head", layout)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kind", "said"),
+    [
+        (lambda: eagle1.Eagle1(), "llama", "have no place for them"),
+        (lambda: eagle.Eagle(), "gemma3", "scales its embeddings"),
+    ],
+)
+def test_ends_are_refused_where_they_would_be_misread(drafter, kind, said, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        export(drafter(), tiny(kind), tmp_path / "head", ends=True)
+
+
+def test_a_checkpoint_that_lacks_its_last_layer_is_refused(tmp_path):
+    target = tiny("llama")
+    export(dflash.DFlash(network=dflash.Options(layers=3)), target, tmp_path / "head")
+    file = tmp_path / "head/model.safetensors"
+    save_file({name: t for name, t in load_file(file).items() if not name.startswith("layers.2.")}, file)
+    with pytest.raises(ConfigError, match="says num_hidden_layers=3 and holds 2"):
+        dflash.DFlash(checkpoint=str(tmp_path / "head")).bind(target)
+
+
+def test_rope_parameters_by_kind_of_layer_are_those_of_full_attention(tmp_path):
+    target = tiny("llama")
+    export(eagle.Eagle(), target, tmp_path / "head")
+    file = tmp_path / "head/config.json"
+    config = json.loads(file.read_text())
+    kinds = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    config["transformer_layer_config"]["rope_parameters"] = kinds
+    file.write_text(json.dumps(config))
+    drafter = eagle.Eagle(checkpoint=str(tmp_path / "head"))
+    drafter.bind(target)
+    assert drafter.spec.shape.rope["rope_theta"] == 1e6
+
+
+@pytest.mark.parametrize("damage", [{"num_attention_heads": 0}, {"rms_norm_eps": "small"}, {"hidden_act": "odd"}])
+def test_a_damaged_configuration_is_one_line(damage, tmp_path):
+    target = tiny("llama")
+    export(eagle.Eagle(), target, tmp_path / "head")
+    file = tmp_path / "head/config.json"
+    config = json.loads(file.read_text())
+    config["transformer_layer_config"].update(damage)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"drafter\.checkpoint="):
+        eagle.Eagle(checkpoint=str(tmp_path / "head")).bind(target)
 
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):

@@ -1,13 +1,14 @@
 """The neural drafters: what they draft step by step is what their networks give for the whole text at once, as in
 training, whatever was accepted before; and a bug of each known kind is noticed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from conftest import mutated, prompts, run, tiny
+from transformers import AutoModelForCausalLM, OPTConfig
 
 from drafters import blocks, cached, dflash, draft_model, mtp, recursive
 from drafters.dflash import DFlash
@@ -17,13 +18,16 @@ from drafters.eagle1 import Eagle1
 from drafters.medusa import Medusa
 from drafters.mtp import Mtp
 from drafters.neural import Neural
+from drafters.ngram import NGram
 from specbench import testing
 from specbench.comparison import Arm
+from specbench.decoding import decode
 from specbench.drafting import Batch, Request
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, RunError
 from specbench.model import CausalLM
 from specbench.sampling import Sampling
-from specbench.targets import load_tiny
+from specbench.stopping import StopRule
+from specbench.targets import byte_tokenizer, load_tiny
 from specbench.verification import Verdict
 
 from drafters import dspark, eagle, eagle1, medusa  # isort: skip
@@ -96,9 +100,11 @@ LENGTHS = (7, 3, 12)  # of the prompts; the text goes on behind them
 ROUNDS = ((0, 2, 4), (4, 0, 1), (1, 4, 0), (0, 0, 3))  # drafts that are accepted, by row
 
 
-def drive(drafter: Neural, target: CausalLM, k: int, shift: int = 0) -> Iterator[Round]:
+def drive(
+    drafter: Neural, target: CausalLM, k: int, shift: int = 0, ks: Sequence[int] | None = None
+) -> Iterator[Round]:
     """Rounds of uneven acceptance on given texts: the target's residual streams where tokens were accepted, junk where
-    they were not. ``shift``: of the residual streams, a bug."""
+    they were not. ``shift``: of the residual streams, a bug. ``ks``: drafts asked for round by round, at most ``k``."""
     generator = torch.Generator().manual_seed(3)
     text = torch.randint(3, target.vocab_size, (len(LENGTHS), 48), generator=generator)
     streams = streams_of(target, text, [tap + shift for tap in drafter.taps])
@@ -110,19 +116,20 @@ def drive(drafter: Neural, target: CausalLM, k: int, shift: int = 0) -> Iterator
     batch = Batch(
         requests, tokens, lengths, lengths - 1, np.ones(len(lengths), dtype=bool), Sampling(), None, torch.device("cpu")
     )
+    drafter.prepare(len(lengths), text.shape[1], k)
     drafter.start(batch, [streams[row, : length - 1] for row, length in enumerate(lengths)])
-    for accepted in ROUNDS:
+    for accepted, asked in zip(ROUNDS, ks or [k] * len(ROUNDS), strict=False):
         logits: list[torch.Tensor] = []
         with heard(drafter, logits):
-            draft = drafter.propose(batch, k)
+            draft = drafter.propose(batch, asked)
         for row, length in enumerate(lengths):
             yield Round(
                 torch.cat([text[row, :length], draft.tokens[row]]),
                 [part[row] for part in logits],
                 draft.tokens[row].tolist(),
             )
-        taps = 10 * torch.randn(len(lengths), k + 1, *streams.shape[2:], generator=generator)
-        counts = [min(a, k) for a in accepted]
+        taps = 10 * torch.randn(len(lengths), asked + 1, *streams.shape[2:], generator=generator)
+        counts = [min(a, asked) for a in accepted]
         for row, count in enumerate(counts):
             begin = lengths[row] - 1
             taps[row, : count + 1] = streams[row, begin : begin + count + 1]
@@ -221,6 +228,48 @@ def test_a_recorded_network_drafts_the_same(family):
     drafter = stirred(make(), target)
     assert differences(drafter, target, k) < 2e-4
     assert differences(drafter, target, k) < 2e-4  # on the recordings of the first time
+
+
+@pytest.mark.parametrize("family", ["eagle", "mtp", "mtp_modules", "dflash", "dspark"])
+def test_nothing_is_recorded_while_a_clock_runs(family):
+    """Also not when texts of two sizes take turns."""
+    make, k = FAMILIES[family]
+    target = CausalLM(load_tiny("llama").model, tiny("llama").tokenizer, name="recorded", record=True)
+    drafter = make()
+    drafter.bind(target)
+    for tokens in 2 * [prompts(target, 1)[0], 16 * prompts(target, 1)[0]]:
+        made: set[int] = set()
+        for step in decode(target, drafter, [Request("p", tokens)], k, Sampling(), 0, StopRule(12)):
+            made.add(len(drafter._loop._cache.recordings))
+            assert len(made) == 1, f"round {step.round} recorded"
+    assert len(drafter._loop._run._spare) == 2
+    assert min(made) > 0
+
+
+def test_rotary_frequencies_stay_exact_in_bfloat16():
+    target = load_tiny("llama", dtype="bfloat16")
+    for make, _ in FAMILIES.values():
+        drafter = make()
+        drafter.bind(target)
+        buffers = dict(drafter._loop._model.network.named_buffers())
+        assert all(b.dtype is torch.float32 for name, b in buffers.items() if name.endswith("inv_freq"))
+
+
+@pytest.mark.parametrize("ks", [(3, 1, 0, 1), (0, 0, 0, 2), (0, 3, 3, 0)])
+@pytest.mark.parametrize("record", [False, True])
+def test_depths_are_kept_up_where_fewer_drafts_are_asked_for(ks, record):
+    """Drafts after rounds of fewer are those of rounds of the same k throughout."""
+    target = CausalLM(load_tiny("llama").model, tiny("llama").tokenizer, name="x", record=record)
+    drafter = stirred(FAMILIES["mtp_modules"][0](), target)
+    for made in drive(drafter, target, 3, ks=ks):
+        for ours, expected in zip(made.logits, at_once(drafter, target, made, len(made.tokens)), strict=False):
+            assert (ours - expected).abs().max() < 2e-4 * expected.std()
+
+
+def test_more_depths_than_before_are_refused_within_a_text(llama):
+    drafter = stirred(FAMILIES["mtp_modules"][0](), llama)
+    with pytest.raises(RunError, match="k=3 after k=1"):
+        list(drive(drafter, llama, 3, ks=(1, 3)))
 
 
 def test_confidences_travel_with_the_draft(llama):
@@ -325,7 +374,7 @@ BUGS = {
     ),
     "deeper entries are kept from drafts": (
         "mtp_modules",
-        (mtp.DepthByDepth, "propose", ("batch.lengths) - k -", "batch.lengths) - 1 -")),
+        (mtp.DepthByDepth, "propose", ("batch.lengths) - depths -", "batch.lengths) - 1 -")),
     ),
     "each depth reads the target's feature": (
         "mtp_modules",
@@ -481,9 +530,58 @@ def test_more_drafts_than_a_network_can_make_are_refused(drafter, k, most, llama
         (lambda: DFlash(network=dflash.Options(taps=[])), "taps"),
         (lambda: DSpark(network=dspark.Options(kind="odd")), "kind=odd is unknown"),
         (lambda: DSpark(network=dspark.Options(rank=-1)), "rank=-1"),
+        (lambda: Eagle(network=eagle.Options(taps=["a"])), r"taps=\['a'\] is not a list"),
+        (lambda: Eagle(network=eagle.Options(layers="abc")), "layers=abc is not a whole number"),
+        (lambda: Eagle(network=eagle.Options(rope_theta="abc")), "rope_theta=abc is not a number or null"),
+        (lambda: Eagle(network=eagle.Options(vocabulary=1.5)), r"vocabulary=1\.5 is not a whole number or null"),
+        (lambda: Eagle(checkpoint=42), "checkpoint=42 is neither a folder nor a hub id"),
+        (lambda: Mtp(depths=0), "depths=0 is no depth"),
+        (lambda: DFlash(network=dflash.Options(mask=999)), "mask=999 is no token of tiny-llama"),
+        (lambda: DFlash(whole_block="maybe"), "whole_block=maybe is neither"),
         (lambda: Eagle(checkpoint="x/y", network=eagle.Options(layers=2)), "brings its own; drop one"),
     ],
 )
 def test_impossible_options_are_refused(make, said, llama):
     with pytest.raises(ConfigError, match=said):
         make().bind(llama)
+
+
+def targets_with_ends_of_their_own():
+    from transformers import CohereConfig, Gemma2Config, GraniteConfig
+
+    small = {
+        "vocab_size": 259, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 256, "initializer_range": 0.3,
+    }  # fmt: skip
+    yield GraniteConfig(**small, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.2)
+    yield CohereConfig(**small, logit_scale=0.0625)
+    yield Gemma2Config(**small, final_logit_softcapping=5.0, query_pre_attn_scalar=12, sliding_window=8)
+
+
+@pytest.mark.parametrize("config", targets_with_ends_of_their_own(), ids=lambda config: config.model_type)
+def test_embeddings_and_logits_are_those_of_the_target(config):
+    torch.manual_seed(0)
+    lm = CausalLM(AutoModelForCausalLM.from_config(config, dtype=torch.float32), byte_tokenizer(), name="scaled")
+    tokens = torch.arange(10)[None]
+    output = lm.forward(tokens, lm.new_cache(1, 10), taps=(0, 3))
+    torch.testing.assert_close(lm.embed(tokens), output.taps[:, :, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(lm.head(lm.norm(output.taps[:, :, 1])), output.logits, atol=1e-4, rtol=1e-4)
+    testing.check_greedy_equality(FAMILIES["eagle"][0], lm, 3)
+
+
+def test_a_target_whose_logits_are_bent_otherwise_is_refused(llama, monkeypatch):
+    monkeypatch.setattr(llama, "norm", lambda hidden: hidden)
+    with pytest.raises(ConfigError, match="does more than its final norm and output head"):
+        Eagle().bind(llama)
+
+
+def test_a_target_without_a_final_norm_decodes_and_refuses_heads():
+    config = OPTConfig(
+        vocab_size=259, hidden_size=48, ffn_dim=64, num_hidden_layers=3, num_attention_heads=4,
+        do_layer_norm_before=False, word_embed_proj_dim=48, max_position_embeddings=256, init_std=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    lm = CausalLM(AutoModelForCausalLM.from_config(config, dtype=torch.float32), byte_tokenizer(), name="bare")
+    testing.check_greedy_equality(NGram, lm, 3)
+    with pytest.raises(ConfigError, match="bare has no final norm"):
+        Eagle().bind(lm)

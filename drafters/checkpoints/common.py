@@ -54,9 +54,9 @@ def shape_of(source: Source, config: Mapping[str, Any], block: str, **changes: A
         "head_width": config.get("head_dim") or width // heads,
         "inner": config["intermediate_size"],
         "layers": config.get("num_hidden_layers") or 1,
-        "eps": config.get("rms_norm_eps") or 1e-6,
+        "eps": float(config.get("rms_norm_eps") or 1e-6),
         "rope": rope,
-        "positions": config.get("max_position_embeddings") or 4096,
+        "positions": int(config.get("max_position_embeddings") or 4096),
         "head_norms": f"{block}self_attn.q_norm.weight" in source.tensors,
         "qkv_bias": f"{block}self_attn.q_proj.bias" in source.tensors,
         "out_bias": f"{block}self_attn.o_proj.bias" in source.tensors,
@@ -76,14 +76,21 @@ def _slides(config: Mapping[str, Any]) -> bool:
     return (config.get("max_window_layers") or 0) < (config.get("num_hidden_layers") or 1)
 
 
+def check_count(source: Source, stated: Any, found: int, what: str) -> None:
+    """Raise ConfigError where the configuration states more of something than there is."""
+    if isinstance(stated, int) and stated > found:
+        raise ConfigError(f"drafter.checkpoint={source.name} says {what}={stated} and holds {found}: files are missing")
+
+
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of the rotary embedding as transformers 5 names them, from either way of writing them."""
     rope = dict(config.get("rope_parameters") or {})
+    if any(isinstance(value, dict) for value in rope.values()):  # by kind of layer, as in Gemma 3
+        rope = dict(rope.get("full_attention") or next(iter(rope.values())))
     if not rope:
         rope = dict(config.get("rope_scaling") or {})
         rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
-    if rope.get("rope_theta") is None:
-        rope["rope_theta"] = config.get("rope_theta") or DEFAULT_THETA
+    rope["rope_theta"] = float(rope.get("rope_theta") or config.get("rope_theta") or DEFAULT_THETA)
     rope.setdefault("rope_type", "default")
     return rope
 

@@ -37,11 +37,15 @@ def backbone(source: Source, target: CausalLM, family: str) -> tuple[dict[str, A
         raise common.refuse(source, family, "fc.weight, hidden_norm.weight and layers.0.self_attn.q_proj.weight")
     config = source.config.get("transformer_layer_config") or source.config
     shape = common.shape_of(source, config, "layers.0.", layers=source.count(r"layers\.(\d+)\."))
+    common.check_count(source, config.get("num_hidden_layers"), shape.layers, "num_hidden_layers")
     target_width = source.get("target_hidden_size") or shape.width
     common.check_width(source, target_width, target)
     common.check_ends(source, shape.width, target)
     if source.get("is_causal", source.get("causal", False, *NESTED), *NESTED):
         raise ConfigError(f"drafter.checkpoint={source.name} has is_causal=true: a causal block is not supported")
+    block = int(source.need("block_size", *NESTED))
+    if block < 2:
+        raise ConfigError(f"drafter.checkpoint={source.name}: block_size={block} drafts nothing")
     mask = int(source.need("mask_token_id", *NESTED))
     embeddings = common.own_embeddings(source, target)
     if not 0 <= mask < (embeddings or target.vocab_size):
@@ -56,7 +60,7 @@ def backbone(source: Source, target: CausalLM, family: str) -> tuple[dict[str, A
         "shape": shape,
         "taps": taps(source, shape.layers),
         "target_width": target_width,
-        "block": int(source.need("block_size", *NESTED)),
+        "block": block,
         "mask": mask,
         "anchor_first": anchor_first(source),
         "vocabulary": vocabulary,

@@ -23,6 +23,7 @@ def read(path: str, target: CausalLM) -> Loaded:
     ):
         raise common.refuse(source, "EAGLE-1", "fc.weight [d, 2d] with layers.0 and no hidden_norm or norm")
     shape = common.shape_of(source, source.config, "layers.0.", layers=source.count(r"layers\.(\d+)\."))
+    common.check_count(source, source.config.get("num_hidden_layers"), shape.layers, "num_hidden_layers")
     common.check_width(source, shape.width, target)
     fields = {
         "shape": shape,

@@ -32,6 +32,8 @@ def read(path: str, target: CausalLM, layer_ids: str = "auto") -> Loaded:
         raise ConfigError(f"drafter.checkpoint={source.name} has {has} use_aux_hidden_state=false")
     config = source.config.get("transformer_layer_config") or source.config
     shape = common.shape_of(source, config, block, layers=max(1, source.count(r"layers\.(\d+)\.")))
+    stated = config.get("draft_num_hidden_layers") or config.get("num_hidden_layers")
+    common.check_count(source, stated, shape.layers, "num_hidden_layers")
     target_width = source.get("target_hidden_size") or shape.width
     common.check_width(source, target_width, target)
     common.check_ends(source, shape.width, target)

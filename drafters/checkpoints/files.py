@@ -130,19 +130,22 @@ class Written:
 
         Raises ConfigError where there is something else already.
         """
-        if folder.exists() and any(folder.iterdir()):
+        if folder.is_file() or (folder.exists() and any(folder.iterdir())):
             raise ConfigError(f"out={folder} is there already; give another folder, or remove it")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-            made = Path(scratch) / "made"
-            made.mkdir()
-            dtype = next(tensor.dtype for tensor in self.tensors.values() if tensor.is_floating_point())
-            config = {**self.config, "dtype": str(dtype).removeprefix("torch.")}
-            (made / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-            save_file({name: t.contiguous() for name, t in self.tensors.items()}, made / "model.safetensors")
-            if folder.exists():
-                folder.rmdir()
-            made.rename(folder)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+                made = Path(scratch) / "made"
+                made.mkdir()
+                dtype = next(tensor.dtype for tensor in self.tensors.values() if tensor.is_floating_point())
+                config = {**self.config, "dtype": str(dtype).removeprefix("torch.")}
+                (made / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+                save_file({name: t.contiguous() for name, t in self.tensors.items()}, made / "model.safetensors")
+                if folder.exists():
+                    folder.rmdir()
+                made.rename(folder)
+        except OSError as error:
+            raise ConfigError(f"out={folder} cannot be written: {error}") from error
         return packaged.digests(folder, READ)
 
 

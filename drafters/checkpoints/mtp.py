@@ -66,6 +66,7 @@ def _plain(source: Source, target: CausalLM, prefix: str, hidden_first: bool) ->
     shape = common.shape_of(source, config, f"{prefix}0.", layers=1)
     common.check_width(source, shape.width, target)
     count = source.count(rf"{re.escape(prefix)}(\d+)\.")
+    common.check_count(source, config.get("num_nextn_predict_layers"), count, "num_nextn_predict_layers")
     names: dict[str, str] = {}
     for i in range(count):
         ours, theirs = f"network.cells.{i}.", f"{prefix}{i}."
@@ -166,7 +167,7 @@ def write_mimo(model: DraftModel, spec: Any, target: CausalLM) -> Written:
     """As MiMo's, which vLLM serves beside a Llama-shaped target. There the target gives features after its final norm,
     and the normed output is recursed on; to our reader the file says so."""
     tensors, norms = _one_module(model, spec)
-    common.inexpressible("MiMo", **norms, draft_vocabulary=model.head.ids is not None, head_norms=spec.shape.head_norms)
+    common.inexpressible("MiMo", **norms, output_head=model.head.lm_head is not None, head_norms=spec.shape.head_norms)
     if not spec.hidden_first:
         tensors["input_proj.weight"] = _swapped(tensors["input_proj.weight"])
     for name in ("q_proj", "k_proj", "v_proj"):  # the layout has biases
