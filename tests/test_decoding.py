@@ -235,7 +235,7 @@ ONE, TWO = torch.tensor([1]), torch.zeros(1, 2, dtype=torch.long)
         (Draft(torch.zeros(1, 3, dtype=torch.long), ONE), "drafted 3 tokens where k=2"),
         (Draft(TWO + 100_000, ONE), "outside the vocabulary"),
         (Draft(TWO - 1, ONE), "outside the vocabulary"),
-        (Draft(TWO, ONE + 2), "counts 3 drafted tokens where it gave 2"),
+        (Draft(TWO, ONE + 2), r"counts \[3\] drafted tokens where it gave 2"),
         (Draft(TWO.float(), ONE), "drafted torch.float32"),
         (Draft(torch.zeros(2, 2, dtype=torch.long), ONE), r"\[2, 2\] with counts \[1\]"),
         (Draft(TWO, ONE, torch.zeros(1, 2, 5)), r"handed on probs \[1, 2, 5\]"),
