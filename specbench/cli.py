@@ -90,7 +90,9 @@ def _explain(error: Exception, settings: Sequence[str]) -> str:
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return f"{group}={name} is unknown. {nearest(name, error.options)}"
-    unknown = re.match(r"Could not override '(\w+)'", text)
+    unknown = re.match(r"Could not override '([\w.]+)'", text)
+    if unknown and "." in unknown[1]:
+        return f"{unknown[1]} is no setting; conf/ and the printed configuration (--cfg job) show which there are"
     if unknown:
         return f"{unknown[1]} is no setting. {nearest(unknown[1], settings)}"
     missing = re.search(r"Missing mandatory value: (\S+)", text)
