@@ -98,7 +98,7 @@ def main() -> None:
     origin = {**provenance.collect(), "command": ["python", "scripts/parity/networks.py"], "ended": provenance.now()}
     record.write_file(args.out / "networks.md", markdown)
     content = {"tolerance": CLOSE, "rows": found, "provenance": origin}
-    record.write_file(args.out / "networks.json", json.dumps(content, indent=1))
+    record.write_file(args.out / "networks.json", json.dumps(content, indent=1) + "\n")
     out.print(str(args.out), highlight=False)
     wrong = sorted({row["case"] for row in found if not row["close"]})
     if wrong:
