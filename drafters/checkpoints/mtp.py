@@ -176,7 +176,7 @@ def write_mimo(model: DraftModel, spec: Any, target: CausalLM) -> Written:
     config = {
         **common.layer_config(replace(spec.shape, qkv_bias=False), target, len(target.blocks)),
         "architectures": ["MiMoForCausalLM"],
-        "model_type": "mimo",
+        "model_type": "qwen2",  # whose blocks they are; transformers knows no MiMo
         "num_nextn_predict_layers": 1,
         "normed_features": True,
     }
