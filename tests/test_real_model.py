@@ -9,6 +9,12 @@ from conftest import run
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from drafters.dflash import DFlash
+from drafters.dspark import DSpark
+from drafters.eagle import Eagle
+from drafters.eagle1 import Eagle1
+from drafters.medusa import Medusa
+from drafters.mtp import Mtp
 from drafters.ngram import NGram
 from drafters.none import NoDrafter
 from drafters.oracle import Oracle
@@ -67,6 +73,12 @@ def test_plain_decoding_is_hugging_faces_greedy(smollm2, requests):
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW
             )
         assert whole[0, len(request.tokens) :].tolist() == list(request.reference)
+
+
+@pytest.mark.parametrize("make", [Eagle, Eagle1, Mtp, Medusa, DFlash, DSpark], ids=lambda make: make.__name__)
+def test_heads_that_are_not_trained_change_no_text(smollm2, requests, stop, make):
+    replies, _ = run(smollm2, make(), requests[:3], k=4, stop=stop)
+    assert replies == [list(request.reference) for request in requests[:3]]
 
 
 @pytest.mark.parametrize(("make", "batch"), [(NGram, 4), (Suffix, 4), (Oracle, 1)], ids=["ngram", "suffix", "oracle"])
