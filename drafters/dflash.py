@@ -28,6 +28,7 @@ from drafters.checkpoints import dflash
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.neural import Neural
+from drafters.neural import Options as AnyOptions
 from drafters.proposing import Proposal
 from specbench.cache import places, write, written_slots
 from specbench.drafting import Batch
@@ -197,12 +198,24 @@ class Backbone(nn.Module):
         return self.draft(x, rotation, memories, mask).unflatten(1, (count, size))
 
 
-class DFlash(Neural):
-    """Drafts with a DFlash head; see ``Neural``.
+class BlockDrafter(Neural):
+    """What drafters with a ``Backbone`` share; see ``Neural``.
 
     whole_block: always show the network as many masks as it was trained with, and use the first k drafts; else a block
     of as many as are drafted, which costs less and is what serving engines do.
     """
+
+    def __init__(
+        self, checkpoint: str | None, proposal: str, whole_block: bool, network: AnyOptions, default: AnyOptions
+    ):
+        super().__init__(checkpoint, proposal, network, default)
+        if not isinstance(whole_block, bool):
+            raise ConfigError(f"drafter.whole_block={whole_block} is neither true nor false")
+        self.whole_block = whole_block
+
+
+class DFlash(BlockDrafter):
+    """Drafts with a DFlash head; see ``BlockDrafter``."""
 
     spec_type = Spec
 
@@ -213,10 +226,7 @@ class DFlash(Neural):
         whole_block: bool = False,
         network: Options | None = None,
     ):
-        super().__init__(checkpoint, proposal, network or Options(), Options())
-        if not isinstance(whole_block, bool):
-            raise ConfigError(f"drafter.whole_block={whole_block} is neither true nor false")
-        self.whole_block = whole_block
+        super().__init__(checkpoint, proposal, whole_block, network or Options(), Options())
 
     def read(self, path: str, target: CausalLM) -> Loaded:
         """See ``checkpoints.dflash``."""

@@ -23,7 +23,6 @@ from drafters import dflash, initial
 from drafters.checkpoints import dspark
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel
-from drafters.neural import Neural
 from drafters.proposing import Proposal
 from specbench.drafting import Batch
 from specbench.errors import ConfigError
@@ -141,8 +140,8 @@ class DSparkNetwork(dflash.Backbone):
         return torch.stack(changed, dim=1), self.confidence(hidden, torch.stack(reads, dim=1))
 
 
-class DSpark(Neural):
-    """Drafts with a DSpark head; see ``Neural``, and ``whole_block`` in ``drafters.dflash.DFlash``."""
+class DSpark(dflash.BlockDrafter):
+    """Drafts with a DSpark head; see ``BlockDrafter``."""
 
     spec_type = Spec
 
@@ -153,10 +152,7 @@ class DSpark(Neural):
         whole_block: bool = False,
         network: Options | None = None,
     ):
-        super().__init__(checkpoint, proposal, network or Options(), Options())
-        if not isinstance(whole_block, bool):
-            raise ConfigError(f"drafter.whole_block={whole_block} is neither true nor false")
-        self.whole_block = whole_block
+        super().__init__(checkpoint, proposal, whole_block, network or Options(), Options())
 
     def read(self, path: str, target: CausalLM) -> Loaded:
         """See ``checkpoints.dspark``."""
