@@ -224,14 +224,21 @@ def _load_folder(
 
 def _from_hub(repo: str, trust_remote_code: bool) -> Path:
     """Local copy of a hub repository: configuration, tokenizer and safetensors; code only where it is trusted."""
+    patterns = [pattern for pattern in READ if trust_remote_code or pattern != "*.py"]
+    remedy = "copy the model's folder here and give its path: target=hf target.path=FOLDER"
+    return from_hub(repo, patterns, repo, remedy)
+
+
+def from_hub(repo: str, patterns: Sequence[str], what: str, remedy: str) -> Path:
+    """Local copy of the files of a hub repository that match ``patterns``. Raises ConfigError, which calls it ``what``
+    and says the ``remedy`` for having no network."""
     from huggingface_hub import snapshot_download
 
-    patterns = [pattern for pattern in READ if trust_remote_code or pattern != "*.py"]
     try:
-        return Path(snapshot_download(repo, allow_patterns=patterns))
+        return Path(snapshot_download(repo, allow_patterns=list(patterns)))
     except Exception as error:  # no network, no such repository, gated: the hub's libraries raise many kinds
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise ConfigError(
-            f"cannot fetch {repo} from the Hugging Face hub{offline}: {type(error).__name__}: {error}. "
-            "With no network, copy the model's folder here and give its path: target=hf target.path=FOLDER"
+            f"cannot fetch {what} from the Hugging Face hub{offline}: {type(error).__name__}: {error}. "
+            f"With no network, {remedy}"
         ) from error

@@ -20,6 +20,7 @@ from torch import Tensor
 from drafters.draft_model import DraftModel
 from specbench import packaged
 from specbench.errors import ConfigError
+from specbench.targets import from_hub
 
 READ = ("*.json", "*.safetensors", "*.bin", "*.pt")
 USUAL = ("model.safetensors", "pytorch_model.bin")  # or an index of shards beside them
@@ -161,7 +162,7 @@ def read(path: str, keep: Callable[[Mapping[str, Any]], str] = lambda config: ".
             raise ConfigError(
                 f"drafter.checkpoint={path}: there is no such folder; give one, or a hub id like org/name"
             )
-        folder = _from_hub(path)
+        folder = from_hub(path, READ, f"drafter.checkpoint={path}", "copy the folder here and give its path")
     try:
         config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
@@ -244,18 +245,6 @@ def _weight_files(folder: Path, name: str, keep: str) -> list[Path] | None:
             return [folder / usual]
     found = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
     return found or None
-
-
-def _from_hub(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(repository, allow_patterns=list(READ)))
-    except Exception as error:  # no network, no such repository, gated: the hub's libraries raise many kinds
-        raise ConfigError(
-            f"cannot fetch drafter.checkpoint={repository} from the Hugging Face hub: {type(error).__name__}: {error}. "
-            "With no network, copy the folder here and give its path"
-        ) from error
 
 
 def _few(names: Sequence[str]) -> str:
