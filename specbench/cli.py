@@ -47,7 +47,7 @@ def run_command(
     """
     if arguments is not None:
         sys.argv[1:] = arguments
-    _quiet()
+    quiet()
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config)
@@ -107,7 +107,7 @@ def fail(message: str, code: int) -> int:
     return code
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Only our own messages; Hydra's tracebacks become our one-line errors."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     transformers.utils.logging.set_verbosity_error()

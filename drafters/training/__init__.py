@@ -1,0 +1,1 @@
+"""Training of drafters: data in a target's own words, each family's published objective, all on equal terms."""
