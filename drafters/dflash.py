@@ -27,7 +27,7 @@ from drafters.cached import Cached
 from drafters.checkpoints import dflash
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
-from drafters.neural import Neural
+from drafters.neural import Neural, Passages, Unrolled, embedded
 from drafters.neural import Options as AnyOptions
 from drafters.proposing import Proposal
 from specbench.cache import places, write, written_slots
@@ -79,11 +79,12 @@ class Spec:
 @dataclass(frozen=True)
 class Options:
     """Of a new head. taps: residual streams by number of blocks, None for three spread over the target. mask: id of a
-    token that texts do not contain, None for the target's own mask, padding or end token. vocabulary: size of the draft
-    vocabulary, None for all tokens."""
+    token that texts do not contain, None for the target's own mask, padding or end token. inner: width inside the
+    perceptrons, None for the target's. vocabulary: size of the draft vocabulary, None for all tokens."""
 
     taps: Sequence[int] | None = None
     layers: int = 2
+    inner: int | None = None
     block: int = 8
     mask: int | None = None
     anchor_first: bool = False
@@ -102,8 +103,11 @@ class Options:
             )
         initial.check_layers(self.layers)
         initial.check_vocabulary(self.vocabulary, target)
+        if self.inner is not None and self.inner < 1:
+            raise ConfigError(f"drafter.network.inner={self.inner} is no width; give 1 or more, or null")
+        inner = {} if self.inner is None else {"inner": self.inner}
         return {
-            "shape": initial.target_shape(target, layers=self.layers, head_norms=True),
+            "shape": initial.target_shape(target, layers=self.layers, head_norms=True, **inner),
             "taps": taps,
             "target_width": target.width,
             "block": self.block,
@@ -213,11 +217,25 @@ class BlockDrafter(Neural):
             raise ConfigError(f"drafter.whole_block={whole_block} is neither true nor false")
         self.whole_block = whole_block
 
+    def features(self, streams: Tensor, target: CausalLM) -> Tensor:
+        """Taps side by side."""
+        return streams.flatten(2)
+
+    def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Tensor:
+        """Hidden states [B, A, K, D] of the positions that draft, in blocks behind each of the passages' positions."""
+        first = 0 if self.spec.anchor_first else 1
+        anchors = passages.at + 1
+        blocks = torch.full((*anchors.shape, first + k), self.spec.mask, device=anchors.device)
+        blocks[..., 0] = passages.tokens_after(1)
+        features = self.features(passages.streams, target).clone()
+        return model.network.unroll(embedded(model, blocks), features, anchors)[:, :, first:]
+
 
 class DFlash(BlockDrafter):
     """Drafts with a DFlash head; see ``BlockDrafter``."""
 
     spec_type = Spec
+    family = "dflash"
 
     def __init__(
         self,
@@ -244,6 +262,11 @@ class DFlash(BlockDrafter):
         """As many drafts as the block has room for."""
         self.max_k = self.spec.drafts
         return BlockByBlock(model, target, self.spec, self.proposal, self.whole_block, "the DFlash head")
+
+    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+        """Blocks of ``k`` drafts."""
+        hidden = self.hidden(model, target, passages, k)
+        return Unrolled([model.head(h) for h in hidden.unbind(dim=2)])
 
 
 class BlockByBlock:

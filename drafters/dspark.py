@@ -23,6 +23,7 @@ from drafters import dflash, initial
 from drafters.checkpoints import dspark
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel
+from drafters.neural import Passages, Unrolled
 from drafters.proposing import Proposal
 from specbench.drafting import Batch
 from specbench.errors import ConfigError
@@ -144,6 +145,7 @@ class DSpark(dflash.BlockDrafter):
     """Drafts with a DSpark head; see ``BlockDrafter``."""
 
     spec_type = Spec
+    family = "dspark"
 
     def __init__(
         self,
@@ -177,6 +179,18 @@ class DSpark(dflash.BlockDrafter):
         """As many drafts as the block has room for."""
         self.max_k = self.spec.drafts
         return SemiAutoregressive(model, target, self.spec, self.proposal, self.whole_block, "the DSpark head")
+
+    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+        """Blocks of ``k`` drafts, each after the true token before it."""
+        if not self.spec.anchor_first and self.spec.kind == "rnn":
+            raise ConfigError("a recurrent sequential head whose anchor does not draft is not trained; use vanilla")
+        hidden = self.hidden(model, target, passages, k)  # [B, A, K, D]
+        before = torch.stack([passages.tokens_after(1 + j) for j in range(k)], dim=-1)
+        logits, confidence = model.network.sequence(
+            model.head(hidden).flatten(0, 1), hidden.flatten(0, 1), before.flatten(0, 1)
+        )
+        logits = logits.unflatten(0, before.shape[:2])
+        return Unrolled(logits.unbind(dim=2), None if confidence is None else confidence.unflatten(0, before.shape[:2]))
 
 
 class SemiAutoregressive(dflash.BlockByBlock):

@@ -22,8 +22,8 @@ from drafters.blocks import Block, Memory, RMSNorm, Rotation, Shape
 from drafters.checkpoints import eagle3
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
-from drafters.neural import Neural
-from drafters.recursive import Cell, Recursion
+from drafters.neural import Neural, Passages, Unrolled
+from drafters.recursive import Cell, Recursion, unrolled
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
@@ -153,6 +153,7 @@ class Eagle(Neural):
     """Drafts with an EAGLE-3 head; see ``Neural``."""
 
     spec_type = Spec
+    family = "eagle"
 
     def __init__(
         self,
@@ -190,10 +191,15 @@ class Eagle(Neural):
     def make_loop(self, model: DraftModel, target: CausalLM) -> Recursion:
         """Taps side by side, or the one feature that the target's head reads."""
 
-        def features(taps: Tensor) -> Tensor:
-            return taps.flatten(2) if self.spec.fuse else target.norm(taps[:, :, 0])
+        return Recursion(model.network, model, target, self.proposal, self.features, self.taps, "the EAGLE-3 head")
 
-        return Recursion(model.network, model, target, self.proposal, features, self.taps, "the EAGLE-3 head")
+    def features(self, streams: Tensor, target: CausalLM) -> Tensor:
+        """See ``make_loop``."""
+        return streams.flatten(2) if self.spec.fuse else target.norm(streams[:, :, 0])
+
+    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+        """See ``recursive.unrolled``."""
+        return unrolled(model.network, model, self.features(passages.streams, target), passages, k)
 
 
 def default_taps(blocks: int) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from drafters.blocks import Block, Memory, Rotation, Shape
 from drafters.checkpoints import eagle1
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
-from drafters.neural import Neural
-from drafters.recursive import Cell, Recursion
+from drafters.neural import Neural, Passages, Unrolled
+from drafters.recursive import Cell, Recursion, unrolled
 from specbench.model import CausalLM
 
 
@@ -80,6 +80,7 @@ class Eagle1(Neural):
     """Drafts with an EAGLE-1 head; see ``Neural``."""
 
     spec_type = Spec
+    family = "eagle1"
 
     def __init__(self, checkpoint: str | None = None, proposal: str = "greedy", network: Options | None = None):
         super().__init__(checkpoint, proposal, network or Options(), Options())
@@ -105,7 +106,12 @@ class Eagle1(Neural):
     def make_loop(self, model: DraftModel, target: CausalLM) -> Recursion:
         """Features as the target's head reads them."""
 
-        def features(taps: Tensor) -> Tensor:
-            return target.norm(taps[:, :, 0])
+        return Recursion(model.network, model, target, self.proposal, self.features, self.taps, "the EAGLE-1 head")
 
-        return Recursion(model.network, model, target, self.proposal, features, self.taps, "the EAGLE-1 head")
+    def features(self, streams: Tensor, target: CausalLM) -> Tensor:
+        """See ``make_loop``."""
+        return target.norm(streams[:, :, 0])
+
+    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+        """See ``recursive.unrolled``."""
+        return unrolled(model.network, model, self.features(passages.streams, target), passages, k)

@@ -69,8 +69,10 @@ def start_block(block: Block, target: CausalLM) -> None:
         start_norm(getattr(block.self_attn, name), getattr(attention, name, None))
     _fill(block.self_attn.o_proj.weight, read_weight(attention.o_proj, attention_width, target))
     gate, up = (read_weight(getattr(mlp, name), width, target) for name in ("gate_proj", "up_proj"))
-    _fill(block.mlp.gate_up_proj.weight, torch.cat((gate, up)))
-    _fill(block.mlp.down_proj.weight, read_weight(mlp.down_proj, block.mlp.down_proj.in_features, target))
+    down = read_weight(mlp.down_proj, len(gate), target)
+    kept = _loudest(up, down, block.mlp.down_proj.in_features)
+    _fill(block.mlp.gate_up_proj.weight, torch.cat((gate[kept], up[kept])))
+    _fill(block.mlp.down_proj.weight, down[:, kept])
     for name in ("input_layernorm", "post_attention_layernorm"):
         start_norm(getattr(block, name), getattr(source, name, None))
 
@@ -83,11 +85,15 @@ def start_head(head: OutputHead, target: CausalLM) -> None:
         return
     rows = head.lm_head.out_features
     head.ids = torch.arange(rows, device=target.device) if rows < target.vocab_size else None
+    head.lm_head.weight.copy_(output_rows(target)[:rows])
+
+
+@torch.no_grad()
+def output_rows(target: CausalLM) -> Tensor:
+    """The weight [V, D] of the target's output head."""
     if target.config.tie_word_embeddings:
-        table = target.model.get_input_embeddings().weight.detach()
-    else:
-        table = read_weight(target.model.get_output_embeddings(), target.width, target)
-    head.lm_head.weight.copy_(table[:rows])
+        return target.model.get_input_embeddings().weight.detach()
+    return read_weight(target.model.get_output_embeddings(), target.width, target)
 
 
 @torch.no_grad()
@@ -135,6 +141,12 @@ def read_weight(layer: Any, inputs: int, target: CausalLM) -> Tensor:
 def read_bias(layer: Any, target: CausalLM, inputs: int | None = None) -> Tensor:
     """What a linear layer of the target's adds [out]: zeros where it has no bias."""
     return layer(torch.zeros(1, inputs or target.width, dtype=target.dtype, device=target.device))[0]
+
+
+def _loudest(up: Tensor, down: Tensor, count: int) -> Tensor:
+    """Places of the ``count`` inner neurons that add most to the residual stream, in order; of all, if they fit."""
+    loudness = up.float().norm(dim=1) * down.float().norm(dim=0)
+    return loudness.topk(min(count, len(loudness))).indices.sort().values
 
 
 def _fill(own: Tensor, given: Tensor) -> None:

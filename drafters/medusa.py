@@ -21,7 +21,7 @@ from drafters import initial
 from drafters.checkpoints import medusa
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
-from drafters.neural import Neural
+from drafters.neural import Neural, Passages, Unrolled, gathered
 from drafters.proposing import Proposal
 from specbench.drafting import Batch
 from specbench.errors import ConfigError
@@ -87,12 +87,18 @@ class MedusaHeads(nn.Module):
             made.append(x)
         return torch.stack(made, dim=-2)
 
+    def logits(self, feature: Tensor, heads: int, head: OutputHead) -> list[Tensor]:
+        """feature [..., D] -> of each of the first ``heads`` heads logits [..., Vd], by its own output or by ``head``."""
+        hidden = self(feature, heads).unbind(dim=-2) if heads else ()
+        return [self.outputs[i](h) if len(self.outputs) else head(h) for i, h in enumerate(hidden)]
+
 
 class Medusa(Neural):
     """Drafts with Medusa heads, one token each; see ``Neural``. Verification is exact; the lossy acceptance of the
     paper is not used."""
 
     spec_type = Spec
+    family = "medusa"
 
     def __init__(self, checkpoint: str | None = None, proposal: str = "greedy", network: Options | None = None):
         super().__init__(checkpoint, proposal, network or Options(), Options())
@@ -117,6 +123,15 @@ class Medusa(Neural):
         self.max_k = self.spec.heads
         return HeadByHead(model, target, self.proposal)
 
+    def features(self, streams: Tensor, target: CausalLM) -> Tensor:
+        """What the target's own head reads."""
+        return target.norm(streams[:, :, 0])
+
+    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+        """The first ``k`` heads."""
+        feature = gathered(self.features(passages.streams, target), passages.at)
+        return Unrolled(model.network.logits(feature, k, model.head))
+
 
 class HeadByHead:
     """Drafts a token by each head, from one feature. See ``drafters.neural.Loop``."""
@@ -133,10 +148,9 @@ class HeadByHead:
 
     def propose(self, batch: Batch, k: int) -> Draft:
         """The first k heads on the feature of the last token that the target has been through."""
-        network = self._model.network
         proposal = Proposal(batch, self._proposal, self._target.vocab_size, self._model.head.ids)
-        for i, hidden in enumerate(network(self._feature, k).unbind(dim=1) if k else ()):
-            proposal.add(network.outputs[i](hidden) if network.outputs else self._model.head(hidden))
+        for logits in self._model.network.logits(self._feature, k, self._model.head):
+            proposal.add(logits)
         return proposal.draft()
 
     def observe(self, batch: Batch, verdict: Verdict, taps: Tensor) -> None:

@@ -29,9 +29,9 @@ from drafters.checkpoints import mtp
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.foreign import ForeignBlock, ForeignRotary
-from drafters.neural import Loop, Neural
+from drafters.neural import Loop, Neural, Passages, Unrolled, embedded, gathered
 from drafters.proposing import Proposal
-from drafters.recursive import Cell, Recursion
+from drafters.recursive import Cell, Recursion, unrolled
 from specbench.cache import visible, written_slots
 from specbench.drafting import Batch
 from specbench.errors import ConfigError, RunError
@@ -183,6 +183,7 @@ class Mtp(Neural):
     """
 
     spec_type = Spec
+    family = "mtp"
 
     def __init__(
         self,
@@ -235,16 +236,25 @@ class Mtp(Neural):
     def make_loop(self, model: DraftModel, target: CausalLM) -> Loop:
         """By the way they are to be used."""
 
-        def features(taps: Tensor) -> Tensor:
-            return target.norm(taps[:, :, 0]) if self.spec.norm_feature else taps[:, :, 0]
-
         if self.spec.way == "recurse":
-            cell = model.network
+            cell = model.network.cells[0]
             return Recursion(
-                cell.cells[0], model, target, self.proposal, features, self.taps, "the MTP module", self.spec.foreign
+                cell, model, target, self.proposal, self.features, self.taps, "the MTP module", self.spec.foreign
             )
         self.max_k = self.spec.depths
-        return DepthByDepth(model, target, self.proposal, features, eager=self.spec.foreign)
+        return DepthByDepth(model, target, self.proposal, self.features, eager=self.spec.foreign)
+
+    def features(self, streams: Tensor, target: CausalLM) -> Tensor:
+        """The last residual stream, as it is or as the target's head reads it."""
+        return target.norm(streams[:, :, 0]) if self.spec.norm_feature else streams[:, :, 0]
+
+    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+        """By the way they are to be used."""
+        features = self.features(passages.streams, target)
+        if self.spec.way == "recurse":
+            return unrolled(model.network.cells[0], model, features, passages, k)
+        hidden = model.network.unroll(embedded(model, passages.tokens), features.clone(), k)
+        return Unrolled([model.head(gathered(h, passages.at)) for h in hidden])
 
 
 class DepthByDepth:
@@ -260,10 +270,16 @@ class DepthByDepth:
     """
 
     def __init__(
-        self, model: DraftModel, target: CausalLM, proposal: str, features: Callable[[Tensor], Tensor], eager: bool
+        self,
+        model: DraftModel,
+        target: CausalLM,
+        proposal: str,
+        features: Callable[[Tensor, CausalLM], Tensor],
+        eager: bool,
     ):
         """``features``: the target's residual streams [B, S, 1, D] as the first module reads them, [B, S, D]."""
-        self._model, self._target, self._proposal, self._features = model, target, proposal, features
+        self._model, self._target, self._proposal = model, target, proposal
+        self._features: Callable[[Tensor], Tensor] = lambda streams: features(streams, target)
         network = model.network
         self._depths: int = network.depths
         self._run = Cached(network, target, network.layers_kept, "the MTP modules", eager)

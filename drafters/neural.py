@@ -6,12 +6,13 @@ of published checkpoints; a drafter is one of these at work for a target."""
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
+from drafters import shipped
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel
 from drafters.proposing import check_proposal
@@ -21,6 +22,33 @@ from specbench.model import ROUNDING, CausalLM
 from specbench.verification import Draft, Verdict
 
 SEED = 0  # of the weights of a new network that have nothing to start from
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Known texts, as training looks at them. Legend: B texts, T tokens of the longest, m taps, D width, A positions.
+
+    tokens [B, T], padded at the end. streams [B, T, m, D]: the target's residual streams at the drafter's taps.
+    at [B, A]: positions from which drafts are made. There the target has been through the text up to ``at``, the token
+    after it is the last committed one, and draft j (from 0) is a guess at the token at+2+j.
+    """
+
+    tokens: Tensor
+    streams: Tensor
+    at: Tensor
+
+    def tokens_after(self, steps: int) -> Tensor:
+        """The tokens [B, A] so many ``steps`` after the positions; past the end of a text, some token."""
+        return self.tokens.gather(1, (self.at + steps).clamp(max=self.tokens.shape[1] - 1))
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """What a network makes of passages: for each draft logits [B, A, Vd], given that those before it were right; and
+    logits [B, A, K] of being accepted, where it has them."""
+
+    logits: Sequence[Tensor]
+    confidence: Tensor | None = None
 
 
 class Spec(Protocol):
@@ -55,18 +83,20 @@ class Loop(Protocol):
 class Neural(Drafter):
     """A drafter with a network.
 
-    checkpoint: a folder or hub id, of any of the family's published layouts; None for a new network by ``network``,
-    which knows only what it takes over from the target.
+    checkpoint: a folder or hub id, of any of the family's published layouts; ``shipped`` for the one that comes with
+    the target; None for a new network by ``network``, which knows only what it takes over from the target.
     proposal: ``greedy`` takes the most likely token; ``sample`` draws it, and hands on the law it was drawn from.
     """
 
     spec_type: ClassVar[Callable[..., Spec]]
+    family: ClassVar[str]  # what it is called on the command line
 
     def __init__(self, checkpoint: str | None, proposal: str, network: Options, default: Options):
         check_proposal(proposal)
         if checkpoint is not None and network != default:
             raise ConfigError(
-                f"drafter.network describes a new network, and drafter.checkpoint={checkpoint} brings its own; drop one"
+                f"drafter.network describes a new network, and drafter.checkpoint={checkpoint} brings its own; drop "
+                "one, or say drafter.checkpoint=null"
             )
         if checkpoint is not None and not isinstance(checkpoint, str):
             raise ConfigError(f"drafter.checkpoint={checkpoint} is neither a folder nor a hub id")
@@ -97,9 +127,19 @@ class Neural(Drafter):
     def make_loop(self, model: DraftModel, target: CausalLM) -> Loop:
         """Make ready to draft with ``model``, which is bound and packed."""
 
+    @abstractmethod
+    def features(self, streams: Tensor, target: CausalLM) -> Tensor:
+        """What the network reads [B, S, F] of the target's residual streams [B, S, m, D] at its taps."""
+
+    @abstractmethod
+    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+        """``k`` drafts at many positions of known texts at once, with gradients, as in training."""
+
     def build(self, target: CausalLM) -> DraftModel:
         """The network on the target's device, as it is trained and saved. Raises ConfigError where it does not fit."""
         check_ends(target)
+        if self._checkpoint == shipped.SHIPPED:
+            self._checkpoint = shipped.find(self.family, target, "drafter.checkpoint")
         if self._checkpoint is None:
             self.spec = self.settle(self._options.spec(target))
             with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -187,6 +227,16 @@ def _fits(value: Any, kind: Any) -> bool:
         listed = not isinstance(value, str) and isinstance(value, Sequence)
         return listed and all(type(entry) is int for entry in value)
     return type(value) is kind
+
+
+def embedded(model: DraftModel, tokens: Tensor) -> Tensor:
+    """Embeddings [..., D] of ``tokens`` [...] as something that takes part in gradients, without any of its own."""
+    return model.embedding(tokens).clone()
+
+
+def gathered(values: Tensor, at: Tensor) -> Tensor:
+    """Rows of ``values`` [B, T, D] at the positions ``at`` [B, A]: [B, A, D]."""
+    return values.gather(1, at[..., None].expand(-1, -1, values.shape[-1]))
 
 
 @torch.inference_mode()

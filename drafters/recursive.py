@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from drafters.blocks import Memory, Rotary, Rotation, Shape, entry_widths, hide, in_cache, joined_to
 from drafters.cached import Cached
 from drafters.draft_model import DraftModel
+from drafters.neural import Passages, Unrolled, embedded
 from drafters.proposing import Proposal
 from specbench.cache import visible, written_slots
 from specbench.drafting import Batch
@@ -60,27 +61,32 @@ class Cell(nn.Module, ABC):
         mask = hide(visible(slots, ids), embeddings.dtype)
         return self.step(embeddings, self.encode(features) if true else features, rotation, memories, mask)
 
-    def unroll(self, embeddings: Tensor, features: Tensor, steps: int) -> list[Tensor]:
-        """All positions of a text at once, as in training: ``steps`` recursions from each, on true tokens.
+    def unroll(self, embeddings: Tensor, features: Tensor, steps: int, at: Tensor | None = None) -> list[Tensor]:
+        """Many positions of a text at once, as in training: ``steps`` recursions from each, on true tokens.
 
         Embedded tokens [B, T, D] and the target's features [B, T, F] of a text -> for each step j the hidden states [B,
-        T, D] that the output head reads. At position t they predict token t+2+j and are meaningful while t+1+j < T. At
-        step j a position attends to step 0's entries up to its own, and to its own entries of steps 1 to j (EAGLE-3's
-        training-time test, Li et al. 2025, Figure 6)."""
-        size = embeddings.shape[1]
-        positions = torch.arange(size, device=embeddings.device)[None]
-        own = torch.eye(size, dtype=torch.bool, device=embeddings.device)[None]
-        seen = torch.ones_like(own).tril()
+        A, D] that the output head reads, at the positions ``at`` [B, A] (None: at all). At position t they predict
+        token t+2+j and are meaningful while t+1+j < T. At step j a position attends to step 0's entries up to its own,
+        and to its own entries of steps 1 to j (EAGLE-3's training-time test, Li et al. 2025, Figure 6)."""
+        batch, size, _ = embeddings.shape
+        every = torch.arange(size, device=embeddings.device).expand(batch, -1)
+        at = every if at is None else at
         entries: list[list[Tensor]] = [[] for _ in self.layers_kept]
         memories = [joined_to(layer) for layer in entries]
-        feature = self.encode(features)
-        hidden = []
-        for j in range(steps):
-            tokens = torch.nn.functional.pad(embeddings[:, 1 + j :], (0, 0, 0, 1 + j))
-            rotation = self.rotary(positions + j, embeddings)
+        seen = visible(every, every[0])
+        tokens = torch.nn.functional.pad(embeddings[:, 1:], (0, 0, 0, 1))
+        rotation = self.rotary(every, embeddings)
+        out, feature = self.step(tokens, self.encode(features), rotation, memories, hide(seen, embeddings.dtype))
+        rows = torch.arange(batch, device=at.device)[:, None]
+        out, feature, seen = out[rows, at], feature[rows, at], seen[rows, at]
+        own = torch.eye(at.shape[1], dtype=torch.bool, device=at.device).expand(batch, -1, -1)
+        hidden = [out]
+        for j in range(1, steps):
+            seen = torch.cat((seen, own), dim=-1)
+            tokens = embeddings[rows, (at + 1 + j).clamp(max=size - 1)]
+            rotation = self.rotary(at + j, embeddings)
             out, feature = self.step(tokens, feature, rotation, memories, hide(seen, embeddings.dtype))
             hidden.append(out)
-            seen = torch.cat((seen, own), dim=-1)
         return hidden
 
 
@@ -93,7 +99,7 @@ class Recursion:
         model: DraftModel,
         target: CausalLM,
         proposal: str,
-        features: Callable[[Tensor], Tensor],
+        features: Callable[[Tensor, CausalLM], Tensor],
         taps: Sequence[int],
         name: str,
         eager: bool = False,
@@ -101,7 +107,8 @@ class Recursion:
         """``features``: the target's residual streams [B, S, m, D] at the ``taps`` as the cell's features [B, S, F].
         ``eager``: see ``Cached``."""
         self._taps = taps
-        self._model, self._target, self._proposal, self._features = model, target, proposal, features
+        self._model, self._target, self._proposal = model, target, proposal
+        self._features: Callable[[Tensor], Tensor] = lambda streams: features(streams, target)
         self._run = Cached(cell, target, cell.layers_kept, name, eager)
 
     def prepare(self, rows: int, slots: int, k: int) -> None:
@@ -171,3 +178,9 @@ class Recursion:
         hidden, feature = self._run(self._cache, embeddings, feature[:, None], writes=1, true=False)
         self._cache.advance(torch.ones(len(tokens), dtype=torch.long))
         return hidden[:, 0], feature[:, 0]
+
+
+def unrolled(cell: Cell, model: DraftModel, features: Tensor, passages: Passages, k: int) -> Unrolled:
+    """A cell's drafts at ``passages``, of which it reads ``features`` [B, T, F]; see ``Neural.unroll``."""
+    hidden = cell.unroll(embedded(model, passages.tokens), features.clone(), k, passages.at)
+    return Unrolled([model.head(h) for h in hidden])

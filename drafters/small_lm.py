@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafters import distilled, shipped
+from drafters.checkpoints.files import Written
+from drafters.neural import Passages, Unrolled, check_types
 from drafters.proposing import Proposal, check_proposal
 from specbench.cache import RaggedCache
 from specbench.drafting import Batch, Drafter
@@ -21,17 +24,27 @@ from specbench.verification import Draft
 
 
 class SmallLM(Drafter):
-    """Drafts with ``model``: a local folder or hub id.
+    """Drafts with ``model``: a local folder or hub id; ``shipped`` for the one that comes with the target; None for a
+    new one by ``network``, to be trained (see ``drafters.distilled``).
 
     proposal: ``greedy`` takes the most likely token; ``sample`` draws from the small model's law, transformed exactly
     as the target's (temperature, top-k, ...), and hands that law on for the accept/residual rule.
     engine: as a target's (see ``CausalLM``).
     """
 
-    def __init__(self, model: str | Path | CausalLM | None = None, proposal: str = "greedy", engine: str = "auto"):
-        if model is None:
-            raise ConfigError("drafter=small_lm needs a model: drafter.model=FOLDER_OR_HUB_ID")
+    taps = ()
+
+    def __init__(
+        self,
+        model: str | Path | CausalLM | None = None,
+        proposal: str = "greedy",
+        engine: str = "auto",
+        network: distilled.Options | None = None,
+    ):
         check_proposal(proposal)
+        self._network = network or distilled.Options()
+        check_types(self._network)
+        self._ids: Tensor | None = None
         self._source = model
         self._engine = engine
         self.proposal = proposal
@@ -39,13 +52,36 @@ class SmallLM(Drafter):
 
     def bind(self, target: CausalLM) -> None:
         """Load the small model beside the target; refuse another tokenizer."""
-        if isinstance(self._source, CausalLM):
-            self.lm = self._source
+        source = self._source
+        if source is None:
+            raise ConfigError(
+                "drafter=small_lm needs a model: drafter.model=FOLDER_OR_HUB_ID, or train one: python -m "
+                "drafters.training drafter=small_lm target=…"
+            )
+        if source == shipped.SHIPPED:
+            source = shipped.find("small_lm", target, "drafter.model")
+        if isinstance(source, CausalLM):
+            self.lm = source
+        elif distilled.is_one(Path(source)):
+            self.lm, self._ids = distilled.read(str(source), target, self._engine)
         else:
             dtype = str(target.dtype).removeprefix("torch.")
-            self.lm = load_hf(str(self._source), dtype=dtype, device=str(target.device), engine=self._engine)
+            self.lm = load_hf(str(source), dtype=dtype, device=str(target.device), engine=self._engine)
         check_same_tokenizer(target, self.lm)
         self._vocab_size = target.vocab_size
+        self._known = self.lm.model.get_input_embeddings().num_embeddings  # tokens it can read
+
+    def build(self, target: CausalLM) -> distilled.SmallModel:
+        """A new small LM, to be trained."""
+        return distilled.build(self._network, target)
+
+    def unroll(self, model: distilled.SmallModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+        """See ``distilled.unroll``."""
+        return distilled.unroll(model, target, passages, k)
+
+    def write(self, model: distilled.SmallModel, target: CausalLM) -> Written:
+        """See ``distilled.write``."""
+        return distilled.write(model, target)
 
     def start(self, batch: Batch, taps: object) -> None:
         """Prefill the small model's own cache with the prompts. Raises RunError where its context is too short."""
@@ -60,7 +96,7 @@ class SmallLM(Drafter):
         self._cache = self.lm.new_cache(len(batch), longest)
         self.lm.prepare(self._cache, (1, 2))
         for row in range(len(batch)):
-            tokens = torch.tensor(batch.requests[row].tokens, device=batch.device).clamp(max=self.lm.vocab_size - 1)
+            tokens = torch.tensor(batch.requests[row].tokens, device=batch.device).clamp(max=self._known - 1)
             self.lm.prefill(tokens, self._cache, row)
 
     def propose(self, batch: Batch, k: int) -> Draft:
@@ -71,9 +107,9 @@ class SmallLM(Drafter):
         committed = torch.from_numpy(batch.lengths)
         self._cache.rewind(committed - 1)  # what it was fed of rejected drafts goes; it never holds the last token
         logits = self._catch_up(batch, self._cache)
-        proposal = Proposal(batch, self.proposal, self._vocab_size)
+        proposal = Proposal(batch, self.proposal, self._vocab_size, self._ids)
         for step in range(k):
-            tokens = proposal.add(fit_vocabulary(logits, self._vocab_size))
+            tokens = proposal.add(fit_vocabulary(logits, self._vocab_size) if self._ids is None else logits)
             if step < k - 1:
                 logits = self.lm.forward(tokens[:, None], self._cache).logits[:, -1]
                 self._cache.advance(torch.ones(len(batch), dtype=torch.long))
@@ -99,7 +135,7 @@ class SmallLM(Drafter):
         columns = cache.lengths[:, None] + torch.arange(int(lag.max()))
         columns = torch.minimum(columns, lengths[:, None] - 1)
         pending = torch.from_numpy(batch.tokens).gather(1, columns).to(batch.device, non_blocking=True)
-        pending = pending.clamp(max=self.lm.vocab_size - 1)  # the target's padding ids may not exist here
+        pending = pending.clamp(max=self._known - 1)  # the target's padding ids may not exist here
         logits = self.lm.forward(pending, cache).logits
         cache.advance(lag)
         last = (lag - 1).to(batch.device, non_blocking=True)

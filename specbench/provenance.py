@@ -26,13 +26,13 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def collect() -> dict[str, Any]:
-    """Everything that is known before a run starts."""
+def collect(module: str = "specbench") -> dict[str, Any]:
+    """Everything that is known before a run starts. ``module``: the command that was given."""
     return {
         "specbench": specbench.__version__,
         "code_sha256": code_sha256(),
         "git": git_state(),
-        "command": ["python", "-m", "specbench", *sys.argv[1:]],
+        "command": ["python", "-m", module, *sys.argv[1:]],
         "python": platform.python_version(),
         "packages": packages(),
         "machine": machine(),

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafters import initial
 from drafters.blocks import DEFAULT_THETA, Shape
-from drafters.checkpoints.files import Source
+from drafters.checkpoints.files import Source, Written
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
 SPECULATORS = "0.9.0"  # the version whose layout is written
+TARGET_ROWS = "lm_head_of_target"  # said by checkpoints, ours alone, whose output head is rows of the target's
 
 # tensors that say nothing a network needs
 UNUSED = ("t2d", "d2t", r"(.*\.)?rotary_emb\.inv_freq", r"verifier_(norm|lm_head)\.weight")
@@ -100,7 +102,10 @@ def draft_vocabulary(source: Source, target: CausalLM) -> tuple[int | None, Tens
 
     Raises ConfigError for a vocabulary that does not fit the target.
     """
-    head, offsets, marks = source.tensor("lm_head.weight"), source.tensor("d2t", 1), source.tensor("t2d", 1)
+    offsets, marks = source.tensor("d2t", 1), source.tensor("t2d", 1)
+    if source.get(TARGET_ROWS) and "lm_head.weight" not in source.tensors:
+        source.tensors["lm_head.weight"] = _target_rows(source, offsets, target)
+    head = source.tensor("lm_head.weight")
     if marks is not None and len(marks) != target.vocab_size:
         raise ConfigError(
             f"drafter.checkpoint={source.name} was made for a vocabulary of {len(marks)} tokens, and {target.name} has "
@@ -128,6 +133,30 @@ def draft_vocabulary(source: Source, target: CausalLM) -> tuple[int | None, Tens
         raise ConfigError(f"drafter.checkpoint={source.name}: d2t and t2d contradict each other")
     whole = rows == target.vocab_size and torch.equal(ids, torch.arange(rows))
     return rows, None if whole else ids
+
+
+def _target_rows(source: Source, offsets: Tensor | None, target: CausalLM) -> Tensor:
+    """The rows of the target's output head that a checkpoint's draft vocabulary names."""
+    table = initial.output_rows(target).cpu()
+    ids = torch.arange(len(table)) if offsets is None else torch.arange(len(offsets)) + offsets.long()
+    if not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
+        raise ConfigError(f"drafter.checkpoint={source.name}: d2t names tokens that {target.name} does not have")
+    return table[ids]
+
+
+def without_target_rows(written: Written, target: CausalLM) -> Written:
+    """``written`` without its output head, where that is rows of the target's: they are found there when it is read.
+
+    A head over 8192 tokens would be more than half of a small checkpoint."""
+    head, offsets = written.tensors.get("lm_head.weight"), written.tensors.get("d2t")
+    if head is None:
+        return written
+    table = initial.output_rows(target).cpu()
+    ids = torch.arange(len(table)) if offsets is None else torch.arange(len(offsets)) + offsets.long()
+    if not torch.equal(table[ids].to(head.dtype), head):
+        return written
+    tensors = {name: value for name, value in written.tensors.items() if name != "lm_head.weight"}
+    return Written({**written.config, TARGET_ROWS: True}, tensors)
 
 
 def own_embeddings(source: Source, target: CausalLM, name: str = "embed_tokens.weight") -> int | None:

@@ -143,11 +143,8 @@ def join(folder: Path, target: CausalLM, settings: Settings, facts: Mapping[str,
     shared = overlap.overlapping(texts, [turn for c in load_builtin().conversations for turn in c.turns])
     repeated = list(overlap.repetitions(texts))
     kept = [answers for answers, s, r in zip(by_prompt.values(), shared, repeated, strict=True) if not s and not r]
-    conversations = [
-        replace(c, held_out=i % settings.held_out == settings.held_out - 1)
-        for i, answers in enumerate(kept)
-        for c in answers
-    ]
+    every = min(settings.held_out, len(kept))
+    conversations = [replace(c, held_out=i % every == every - 1) for i, answers in enumerate(kept) for c in answers]
     dropped = {
         "unusable": settings.prompts - len(by_prompt),
         "in_evaluation": sum(shared),
@@ -196,7 +193,12 @@ def run(cfg: DictConfig) -> None:
         )
         _show(made, settings.shards, len(missing))
         asked = "the target itself" if prompts is None else f"{prompts.name} {prompts.sha256}"
-        facts = {"settings": asdict(settings), "source": asked, "rows": rows, "made_by": provenance.collect()}
+        facts = {
+            "settings": asdict(settings),
+            "source": asked,
+            "rows": rows,
+            "made_by": provenance.collect("drafters.training.data"),
+        }
         done = join(folder, target, settings, facts)
     counts = done.manifest["counts"]
     cli.out.print(
@@ -276,7 +278,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _same_question(folder: Path, target: CausalLM, settings: Settings, prompts: PromptSet | None) -> None:
     """Raise ConfigError if the folder holds shards of other data."""
-    question = {
+    question: dict[str, Any] = {
         "target": corpus.identity(target),
         "dtype": str(target.dtype),
         "settings": {**asdict(settings), "temperatures": list(settings.temperatures)},
@@ -291,7 +293,9 @@ def _same_question(folder: Path, target: CausalLM, settings: Settings, prompts: 
     if found["target"] != question["target"]:
         corpus.check_target(found["target"], target, f"out={folder}", "give another folder as out=")
     if found != question:
-        differing = [name for name in settings_of(question) if settings_of(found).get(name) != settings_of(question)[name]]
+        differing = [
+            name for name in settings_of(question) if settings_of(found).get(name) != settings_of(question)[name]
+        ]
         raise ConfigError(
             f"out={folder} holds data made with other settings ({', '.join(differing)}); give another folder, or "
             "remove it"

@@ -1,0 +1,43 @@
+"""Trained drafters that come with the project, one set per target: found by the target's files, not by its name.
+
+drafters/pretrained/<set>/target.json      the target they were trained for
+drafters/pretrained/<set>/<family>/        a checkpoint, and the card that says where it is from
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specbench.errors import ConfigError
+from specbench.model import CausalLM
+
+SHIPPED = "shipped"  # what a configuration says instead of a folder
+HOME = Path(__file__).parent / "pretrained"
+TARGET = "target.json"
+
+
+def home(target: CausalLM) -> Path | None:
+    """The folder of the set for ``target``; None if there is none."""
+    for path in sorted(HOME.glob(f"*/{TARGET}")):
+        if json.loads(path.read_text())["files"] == dict(target.files):
+            return path.parent
+    return None
+
+
+def find(family: str, target: CausalLM, setting: str) -> str:
+    """The shipped checkpoint of a family. Raises ConfigError, which says how to train one, where there is none.
+
+    ``setting``: what a user sets to another folder."""
+    folder = home(target)
+    if folder is None or not (folder / family / "config.json").exists():
+        raise ConfigError(
+            f"no {family} comes with specbench for {target.name}. Train one: python -m drafters.training "
+            f"drafter={family} target=…, and use it: {setting}=FOLDER"
+        )
+    return str(folder / family)
+
+
+def check(folder: str) -> dict[str, Any] | None:
+    """The card of a checkpoint; None where it has none."""
+    path = Path(folder) / "card.json"
+    return json.loads(path.read_text()) if path.is_file() else None

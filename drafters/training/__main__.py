@@ -1,0 +1,284 @@
+"""Train a drafter for a target.
+
+    python -m drafters.training drafter=eagle target=smollm2
+
+A stopped training (Ctrl-C, a signal, a crash) goes on where it was when the same command is given again. The finished
+checkpoint lies in <out>/checkpoint, with a card; use it as drafter.checkpoint=FOLDER (small_lm: drafter.model=FOLDER).
+Settings: conf/training.yaml.
+"""
+
+import logging
+import sys
+import time
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from drafters import shipped
+from drafters.checkpoints import common
+from drafters.checkpoints.files import Written
+from drafters.training import card, corpus, streams
+from drafters.training.batches import Batches
+from drafters.training.corpus import Corpus, frequencies
+from drafters.training.objective import Objective
+from drafters.training.trainer import Budget, Learner, Trainer, stop_on_signal
+from drafters.training.validation import Validation
+from specbench import cli, provenance
+from specbench.errors import ConfigError, RunError
+from specbench.model import CausalLM
+from specbench.targets import resolve_device, resolve_dtype
+
+log = logging.getLogger("specbench.training")
+
+
+def run(cfg: DictConfig) -> None:
+    """What the command line asks for."""
+    family = str(HydraConfig.get().runtime.choices["drafter"])
+    budget = Budget(**{f.name: cfg[f.name] for f in fields(Budget)})
+    if not 0 < cfg.share <= 1:
+        raise ConfigError(f"share={cfg.share} is not in (0, 1]")
+    if type(cfg.k) is not int or cfg.k < 1:
+        raise ConfigError(f"k={cfg.k} is no whole number from 1 on")
+    goal: Objective = cli.make(cfg.recipe)
+    target: CausalLM = cli.make(cfg.target)
+    device = resolve_device(cfg.device)
+    precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(resolve_dtype(cfg.dtype, device), "no")
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
+    folder = Path(str(cfg.out or Path("results/training") / target.name / family))
+    folder.mkdir(parents=True, exist_ok=True)
+    data = corpus.read(_data(cfg.data, target), target)
+    drafter = _drafter(cfg, target, family)
+    model = drafter.build(target)
+    _choose_vocabulary(model, data, target)
+    learner = Learner(drafter, _trainable(model), target, goal)
+    taps = (*drafter.taps, len(target.blocks))
+    source = _streams(cfg, target, data, taps, folder)
+    batches = Batches(target, data.conversations, source)
+    training = [i for i, c in enumerate(data.conversations) if not c.held_out]
+    training = training[: max(1, round(cfg.share * len(training)))]
+    question = {
+        "family": family,
+        "data": data.sha256,
+        "drafter": OmegaConf.to_container(cfg.drafter, resolve=True),
+        "recipe": asdict(goal),
+        "budget": {name: value for name, value in asdict(budget).items() if not name.endswith("_minutes")},
+        "share": cfg.share,
+        "vocabulary": len(model.head.ids) if model.head.ids is not None else target.vocab_size,
+        "precision": precision,
+    }
+    trainer = Trainer(learner, batches, training, budget, folder, accelerator, question)
+    curves = card.Curves(folder / card.CURVES, trainer.progress.step, _columns(cfg.k), _tracker(cfg, family, question))
+    if trainer.progress.step:
+        log.info("going on after step %d of %d", trainer.progress.step, trainer.steps)
+    held_out = {
+        t: [i for i, c in enumerate(data.conversations) if c.held_out and c.temperature == t]
+        for t in sorted({c.temperature for c in data.conversations})
+    }
+    some = [i for numbers in held_out.values() for i in numbers[: max(1, cfg.validate // len(held_out))]]
+    if not _learn(trainer, curves, budget, some, cfg.k, family):
+        raise RunError(f"stopped at step {trainer.progress.step}; the same command goes on from there")
+    found = {f"temperature {t:g}": trainer.validate(numbers, cfg.k) for t, numbers in held_out.items() if numbers}
+    made = _write(folder, drafter, model, target, data, family, cfg, trainer, found, question)
+    for name, v in found.items():
+        cli.out.print(f"{name}: {_in_line(v)}", highlight=False, soft_wrap=True)
+    cli.out.print(f"{folder / 'checkpoint'}: {made['bytes'] / 2**20:.1f} MiB", highlight=False, soft_wrap=True)
+
+
+def _data(given: str | None, target: CausalLM) -> Path:
+    """Where the data are: as given, else those that come with the target, else those made for it here."""
+    if given is not None:
+        return Path(str(given))
+    home = shipped.home(target)
+    if home is not None and (home / "data" / corpus.MANIFEST).exists():
+        return home / "data"
+    return Path("results/training") / target.name / "data"
+
+
+def _drafter(cfg: DictConfig, target: CausalLM, family: str) -> Any:
+    """The drafter, new: nothing is taken from a checkpoint."""
+    settings = OmegaConf.to_container(cfg.drafter, resolve=True)
+    assert isinstance(settings, dict)
+    network = settings.get("network")
+    if network is None:
+        raise ConfigError(f"drafter={family} has nothing to train; use small_lm, eagle, mtp, medusa, dflash or dspark")
+    for name in ("checkpoint", "model"):
+        if name in settings:
+            settings[name] = None
+    size = target.vocab_size if cfg.vocabulary is None else min(cfg.vocabulary, target.vocab_size)
+    settings["network"] = {**network, "vocabulary": network["vocabulary"] or size}
+    return cli.make(OmegaConf.create(settings))
+
+
+@torch.no_grad()
+def _choose_vocabulary(model: Any, data: Corpus, target: CausalLM) -> None:
+    """Give the output head the rows of the tokens that replies say most often."""
+    rows = model.head.lm_head.out_features
+    if rows == target.vocab_size:
+        return
+    counts = torch.from_numpy(frequencies(data.training, target.vocab_size))
+    common_ids = counts.argsort(descending=True, stable=True)[:rows].sort().values.to(target.device)
+    model.head.ids = common_ids
+    from drafters.initial import output_rows
+
+    model.head.lm_head.weight.copy_(output_rows(target)[common_ids])
+
+
+def _trainable(model: Any) -> Any:
+    """The model in full precision, of which the network learns and the output head stays the target's."""
+    model.float()
+    for parameter in model.network.parameters():
+        parameter.requires_grad_(True)
+    return model
+
+
+def _streams(cfg: DictConfig, target: CausalLM, data: Corpus, taps: tuple[int, ...], folder: Path) -> streams.Source:
+    shown = Progress(
+        TextColumn("the target's streams"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=cli.err,
+        disable=not cli.err.is_terminal,
+        transient=True,
+    )
+    with shown as bar:
+        task = bar.add_task("", total=None)
+        began = last = time.monotonic()
+
+        def say(done: int, of: int) -> None:
+            nonlocal last
+            bar.update(task, total=of, completed=done)
+            if not cli.err.is_terminal and time.monotonic() - last > 60:
+                last = time.monotonic()
+                cli.err.print(f"the target's streams: {done} of {of} batches, {last - began:.0f} s", highlight=False)
+
+        budget = int(cfg.streams_gb * 2**30)
+        return streams.keep(target, data, taps, folder.parent / "streams", budget, say)
+
+
+def _columns(k: int) -> list[str]:
+    acceptance = [f"acceptance_{i + 1}" for i in range(k)]
+    return ["step", "tokens", "minutes", "loss", "rate", "gradient", "validation_loss", "tokens_per_pass", *acceptance]
+
+
+def _learn(trainer: Trainer, curves: card.Curves, budget: Budget, some: list[int], k: int, family: str) -> bool:
+    """Train until the budget is used up; False where it was asked to stop."""
+    numbers: dict[str, float] = {}
+    sums: dict[str, float] = {}
+    count = 0
+
+    def report(progress: Any, found: dict[str, float]) -> None:
+        nonlocal count
+        count += 1
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + value
+
+    terminal = cli.err.is_terminal
+    saved = validated = said = time.monotonic()
+    columns = (
+        TextColumn(family),
+        BarColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with stop_on_signal() as asked, Progress(*columns, console=cli.err, disable=not terminal, transient=True) as bar:
+        task = bar.add_task("", total=1.0, completed=trainer.share, words="")
+        began, share = time.monotonic(), trainer.share
+        for progress in trainer.run(report):
+            now = time.monotonic()
+            due = now - validated > 60 * budget.validate_minutes
+            if due or now - said > 30 or trainer.finished or asked():
+                numbers = {name: total / count for name, total in sums.items()}
+                sums.clear()
+                count = 0
+                said = now
+                row: dict[str, float] = {
+                    "step": progress.step,
+                    "tokens": progress.tokens,
+                    "minutes": progress.seconds / 60,
+                    **numbers,
+                }
+                if due:
+                    v = trainer.validate(some, k)
+                    validated = time.monotonic()
+                    row |= {"validation_loss": v.loss, "tokens_per_pass": v.tokens_per_pass}
+                    row |= {f"acceptance_{i + 1}": a for i, a in enumerate(v.acceptance)}
+                    cli.err.print(f"{family}, step {progress.step}: {_in_line(v)}", highlight=False)
+                curves.add(row)
+                if not terminal:
+                    left = (now - began) / max(1e-9, trainer.share - share) * (1 - trainer.share)
+                    cli.err.print(
+                        f"{family}, step {progress.step} of {trainer.steps}: loss {numbers['loss']:.3f}, "
+                        f"{progress.tokens / progress.seconds:.0f} positions/s, {left / 60:.0f} min left",
+                        highlight=False,
+                    )
+            bar.update(task, completed=trainer.share, words=f"loss {numbers.get('loss', 0):.3f}")
+            if asked() or now - saved > 60 * budget.save_minutes:
+                trainer.save()
+                saved = time.monotonic()
+            if asked() and not trainer.finished:
+                return False
+    trainer.save()
+    return True
+
+
+def _in_line(v: Validation) -> str:
+    acceptance = " ".join(f"{a:.3f}" for a in v.acceptance)
+    return f"{v.tokens_per_pass:.2f} tokens per verify pass, joint acceptance {acceptance}, loss {v.loss:.3f}"
+
+
+def _write(
+    folder: Path,
+    drafter: Any,
+    model: Any,
+    target: CausalLM,
+    data: Corpus,
+    family: str,
+    cfg: DictConfig,
+    trainer: Trainer,
+    found: dict[str, Validation],
+    question: dict[str, Any],
+) -> dict[str, Any]:
+    """The finished checkpoint with its card."""
+    model.to(torch.bfloat16)
+    written: Written = common.without_target_rows(drafter.write(model, target), target)
+    facts = {
+        "family": family,
+        "target": corpus.identity(target),
+        "k": cfg.k,
+        "parameters": sum(p.numel() for p in model.network.parameters() if p.requires_grad),
+        "vocabulary": question["vocabulary"],
+        "coverage": next(iter(found.values())).coverage,
+        "data": {"table_sha256": data.sha256, **data.manifest["counts"], "source": data.manifest["source"]},
+        "settings": question,
+        "progress": vars(trainer.progress),
+        "validation": {name: asdict(v) for name, v in found.items()},
+        "made_by": {**provenance.collect("drafters.training"), "at": provenance.now()},
+    }
+    return card.write(folder / "checkpoint", written, facts, folder / card.CURVES)
+
+
+def _tracker(cfg: DictConfig, family: str, question: dict[str, Any]) -> Any:
+    """A run of Weights & Biases, if asked for; without one where that fails: no tracker stops a training."""
+    if not cfg.wandb:
+        return None
+    import wandb
+
+    try:
+        return wandb.init(project="specbench", job_type="training", group=family, config=question)
+    except Exception as error:
+        log.warning("no curves to Weights & Biases: %s", error)
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run_command("training", run))

@@ -1,0 +1,189 @@
+"""The target's residual streams over a corpus, which drafters read and are judged by: computed once and kept on disk,
+or computed again for each batch where there is no room.
+
+Legend: B conversations, T tokens of the longest, m taps, D width, V vocabulary.
+
+    <folder>/tap-<i>.bin       [tokens, D] in the target's dtype, conversation after conversation
+    <folder>/law.bin           [tokens, 2] float32: the logsumexp of the logits, and the most likely token
+    <folder>/progress.json     what they belong to, and how many batches are done
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from drafters.training.corpus import Conversation, Corpus, identity
+from specbench.errors import RunError
+from specbench.model import CausalLM
+
+log = logging.getLogger("specbench.training")
+
+BATCH_TOKENS = 4096  # of a forward
+SPARE_BYTES = 2 << 30  # of the disk, left to others
+
+Say = Callable[[int, int], None]  # batches done, of so many
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What the target makes of padded texts: its residual streams ``taps`` [B, T, m, D]; of its law after each token
+    the logsumexp of the logits ``total`` [B, T] and the most likely token ``best`` [B, T]."""
+
+    taps: Tensor
+    total: Tensor
+    best: Tensor
+
+
+class Recomputed:
+    """Runs the target for each batch."""
+
+    def __init__(self, target: CausalLM, conversations: Sequence[Conversation], taps: Sequence[int]):
+        self._target, self._conversations, self._taps = target, conversations, taps
+
+    def of(self, indices: Sequence[int]) -> Streams:
+        """Of the conversations with these numbers."""
+        return run_target(self._target, [self._conversations[i].tokens for i in indices], self._taps)
+
+
+class Stored:
+    """Reads what was kept."""
+
+    def __init__(self, folder: Path, target: CausalLM, conversations: Sequence[Conversation], taps: Sequence[int]):
+        lengths = [len(c.prompt) + len(c.reply) for c in conversations]
+        self._starts = np.concatenate(([0], np.cumsum(lengths)))
+        self._dtype, self._width, self._device = target.dtype, target.width, target.device
+        self._files = [self._open(folder / f"tap-{tap}.bin", target.width, target.dtype) for tap in taps]
+        self._law = self._open(folder / "law.bin", 2, torch.float32)
+
+    def of(self, indices: Sequence[int]) -> Streams:
+        """Of the conversations with these numbers."""
+        spans = [(int(self._starts[i]), int(self._starts[i + 1])) for i in indices]
+        size = max(end - start for start, end in spans)
+        taps = torch.zeros(len(spans), size, len(self._files), self._width, dtype=self._dtype)
+        law = torch.zeros(len(spans), size, 2)
+        for row, (start, end) in enumerate(spans):
+            for column, file in enumerate(self._files):
+                taps[row, : end - start, column] = file[start:end]
+            law[row, : end - start] = self._law[start:end]
+        law = law.to(self._device)
+        return Streams(taps.to(self._device), law[..., 0], law[..., 1].long())
+
+    def write(self, indices: Sequence[int], found: Streams) -> None:
+        """Keep what was computed of these conversations."""
+        law = torch.stack((found.total, found.best.float()), dim=-1).cpu()  # ids are exact up to 2^24
+        for row, i in enumerate(indices):
+            start, end = int(self._starts[i]), int(self._starts[i + 1])
+            for column, file in enumerate(self._files):
+                file[start:end] = found.taps[row, : end - start, column].cpu()
+            self._law[start:end] = law[row, : end - start]
+
+    def _open(self, path: Path, width: int, dtype: torch.dtype) -> Tensor:
+        count = int(self._starts[-1]) * width
+        return torch.from_file(str(path), shared=True, size=count, dtype=dtype).view(-1, width)
+
+
+def keep(target: CausalLM, corpus: Corpus, taps: Sequence[int], folder: Path, budget: int, say: Say) -> "Source":
+    """The streams of a corpus, in ``folder``: those that are missing are computed first. Where they would take more
+    than ``budget`` bytes, or more than the disk has, nothing is kept, and they are computed whenever they are needed.
+
+    An interrupted computation goes on where it was. Raises RunError where logits are not numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    conversations = corpus.conversations
+    tokens = sum(len(c.prompt) + len(c.reply) for c in conversations)
+    with FileLock(folder / ".lock"):  # others train on the same streams
+        state = _state(folder, target, corpus)
+        missing = [tap for tap in taps if state.get(f"tap-{tap}") != "done"]
+        size = tokens * (len(missing) * target.width * target.dtype.itemsize + 8)
+        held = sum(path.stat().st_size for path in folder.glob("*.bin"))
+        free = shutil.disk_usage(folder).free - SPARE_BYTES
+        if missing and (size > free or size + held > budget):
+            why = f"{max(free, 0) / 2**30:.1f} GiB is free" if size > free else f"streams_gb={budget / 2**30:g}"
+            log.info(
+                "the target's streams take %.1f GiB and %s: they are computed anew for every batch, which is slower",
+                *(size / 2**30, why),
+            )
+            return Recomputed(target, conversations, taps)
+        if missing:
+            stored = Stored(folder, target, conversations, missing)
+            batches = by_length(conversations, BATCH_TOKENS)
+            key = ",".join(map(str, missing))
+            done = state["batches_done"] if state.get("under_way") == key else 0
+            for number in range(done, len(batches)):
+                texts = [conversations[i].tokens for i in batches[number]]
+                stored.write(batches[number], run_target(target, texts, missing))
+                _save(folder, {**state, "under_way": key, "batches_done": number + 1})
+                say(number + 1, len(batches))
+            _save(folder, {**state, **{f"tap-{tap}": "done" for tap in missing}})
+    return Stored(folder, target, conversations, taps)
+
+
+Source = Recomputed | Stored
+
+
+@torch.inference_mode()
+def run_target(target: CausalLM, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> Streams:
+    """Run whole texts. Raises RunError where the logits are not numbers."""
+    size = max(map(len, texts))
+    tokens = torch.zeros(len(texts), size, dtype=torch.long)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text)
+    cache = target.new_cache(len(texts), size, steps=size)
+    output = target.forward(tokens.to(target.device), cache, taps=tuple(taps))
+    assert output.taps is not None
+    totals, best = [], []
+    for row in output.logits:  # one text's float32 copy at a time
+        scores = row.float()
+        totals.append(scores.logsumexp(dim=-1))
+        best.append(scores.argmax(dim=-1))
+    total = torch.stack(totals)
+    if not bool(total.isfinite().all()):
+        raise RunError("the target's logits are NaN or infinite on the training data")
+    return Streams(output.taps, total, torch.stack(best))
+
+
+def by_length(conversations: Sequence[Conversation], tokens: int) -> list[list[int]]:
+    """Numbers of the conversations, in batches of up to so many ``tokens``, padding included: like lengths together."""
+    order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].prompt) + len(conversations[i].reply))
+    return pack(order, conversations, tokens)
+
+
+def pack(order: Sequence[int], conversations: Sequence[Conversation], tokens: int) -> list[list[int]]:
+    """Cut ``order`` into batches of up to so many ``tokens``, padding included; a longer text is alone."""
+    batches: list[list[int]] = []
+    longest = 0
+    for i in order:
+        length = len(conversations[i].prompt) + len(conversations[i].reply)
+        longest = max(longest, length)
+        if not batches or longest * (len(batches[-1]) + 1) > tokens:
+            batches.append([])
+            longest = length
+        batches[-1].append(i)
+    return batches
+
+
+def _state(folder: Path, target: CausalLM, corpus: Corpus) -> dict[str, object]:
+    """What is done; nothing, if what is there belongs to other data or another target."""
+    belongs = {"target": identity(target), "dtype": str(target.dtype), "table_sha256": corpus.sha256}
+    try:
+        state = json.loads((folder / "progress.json").read_text())
+    except (FileNotFoundError, ValueError):
+        state = {}
+    if state.get("belongs") != belongs:
+        for path in folder.glob("*.bin"):
+            path.unlink()
+        state = {"belongs": belongs}
+    return state
+
+
+def _save(folder: Path, state: dict[str, object]) -> None:
+    scratch = folder / ".progress.json"
+    scratch.write_text(json.dumps(state))
+    scratch.rename(folder / "progress.json")

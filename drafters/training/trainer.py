@@ -1,0 +1,281 @@
+"""The training loop: one for all families.
+
+A step draws a batch of conversations, unrolls the drafter over positions of their replies, and moves its weights. What
+a step does depends on the settings and its number alone, and what the optimiser remembers is kept with the weights; so
+a run that was stopped goes on exactly as if it had not been.
+"""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from drafters.draft_model import OutputHead
+from drafters.neural import Passages, Unrolled
+from drafters.training import objective
+from drafters.training.batches import Batch, Batches, truths
+from drafters.training.objective import Objective
+from drafters.training.validation import Tally, Validation, covered, right
+from specbench.errors import ConfigError, RunError
+from specbench.model import CausalLM
+
+STATE = "state.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+SHARE_OF_WARM_UP = 0.03  # of the training, in which the learning rate rises
+
+
+class Trainable(Protocol):
+    """A drafter that can be trained: see ``drafters.neural.Neural``."""
+
+    taps: Sequence[int]
+
+    def build(self, target: CausalLM) -> Any: ...  # noqa: D102
+
+    def unroll(self, model: Any, target: CausalLM, passages: Passages, k: int) -> Unrolled: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a drafter learns: ``epochs`` over the data or ``minutes``, whichever ends first; None for no limit.
+
+    batch_tokens: of a step, prompts and padding included. The learning rate follows whichever is further on."""
+
+    epochs: float
+    minutes: float | None
+    batch_tokens: int
+    save_minutes: float
+    validate_minutes: float
+    seed: int
+    clip: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_tokens", "save_minutes", "validate_minutes", "clip"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ConfigError(f"minutes={self.minutes} must be above 0, or null for no limit")
+
+
+class Learner(nn.Module):
+    """A drafter's network with what is asked of it: its forward is the loss of a batch."""
+
+    def __init__(self, drafter: Trainable, model: Any, target: CausalLM, goal: Objective):
+        super().__init__()
+        self.model = model
+        self.drafter, self.goal = drafter, goal
+        self._target = (target,)  # in a tuple: no submodule
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The objective's loss."""
+        drafts = self.drafter.unroll(self.model, self._target[0], batch.passages, self.goal.depth)
+        answers = truths(batch, self.model.head, self.goal.depth, self.goal.reads_law)
+        return objective.loss(self.goal, drafts, answers)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that learn, by name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+
+@dataclass
+class Progress:
+    """How far a training is. seconds: spent training, validation excluded. tokens: reply positions learned from."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+Report = Callable[[Progress, dict[str, float]], None]
+
+
+class Trainer:
+    """Trains one drafter."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        batches: Batches,
+        training: Sequence[int],
+        budget: Budget,
+        folder: Path,
+        accelerator: Accelerator,
+        question: dict[str, Any],
+    ):
+        """``training``: numbers of the conversations to learn from. ``question``: what the training depends on; a state
+        in ``folder`` that belongs to another one is refused."""
+        self._batches, self._training, self._budget = batches, training, budget
+        self._folder, self._accelerator, self._question = folder, accelerator, question
+        self._learner = learner
+        parameters = learner.trained()
+        matrices = [p for p in parameters.values() if p.ndim > 1]
+        vectors = [p for p in parameters.values() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": budget.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=learner.goal.rate, betas=(0.9, 0.95), fused=True)
+        self._optimizer = optimizer
+        self._wrapped, self._stepper = accelerator.prepare(learner, optimizer)
+        self.progress = Progress()
+        self._epoch_steps: dict[int, list[list[int]]] = {}
+        if (folder / STATE).exists():
+            self._load()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is used up."""
+        return self.share >= 1
+
+    @property
+    def share(self) -> float:
+        """How much of the budget is used up, 0 to 1."""
+        by_time = 0.0 if self._budget.minutes is None else self.progress.seconds / 60 / self._budget.minutes
+        return min(1.0, max(by_time, self.progress.step / self.steps))
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training, were there time for all."""
+        return max(1, round(self._budget.epochs * len(self._epoch(0)) / self._accelerator.num_processes))
+
+    def run(self, report: Report) -> Iterator[Progress]:
+        """Learn, and yield after each step, until the budget is used up. ``report`` is told loss and learning rate.
+
+        Raises RunError where the loss is not a number; the last state that was saved stays."""
+        self._learner.train()
+        while not self.finished:
+            began = time.perf_counter()
+            numbers = self._numbers(self.progress.step)
+            batch = self._batches.make(numbers, self._learner.goal.positions, f"{self._budget.seed}/{numbers}")
+            rate = self._learner.goal.rate * schedule(self.share)
+            for group in self._stepper.param_groups:
+                group["lr"] = rate
+            with self._accelerator.autocast():
+                found = self._wrapped(batch)
+            if not bool(found.isfinite()):
+                raise RunError(
+                    f"the loss is {found.item()} at step {self.progress.step}, on conversations {list(numbers)[:8]}; "
+                    f"the last good state is kept in {self._folder}. Try a lower recipe.rate than "
+                    f"{self._learner.goal.rate:g}"
+                )
+            self._accelerator.backward(found)
+            norm = self._accelerator.clip_grad_norm_(self._wrapped.parameters(), self._budget.clip)
+            self._stepper.step()
+            self._stepper.zero_grad()
+            self.progress.step += 1
+            self.progress.tokens += batch.positions * self._accelerator.num_processes
+            self.progress.seconds += time.perf_counter() - began
+            report(self.progress, {"loss": found.item(), "rate": rate, "gradient": float(norm)})
+            yield self.progress
+
+    def validate(self, numbers: Sequence[int], depth: int) -> Validation:
+        """How well the drafter drafts ``depth`` tokens on these conversations."""
+        self._learner.eval()
+        tally, losses, batches = Tally(depth), [], []
+        model, target = self._learner.model, self._learner._target[0]
+        for members in self._batches.epoch(numbers, self._budget.batch_tokens, "validation"):
+            batch = self._batches.make(members, 1.0, "validation")
+            with torch.no_grad(), self._accelerator.autocast():
+                losses.append((self._learner(batch).item(), batch.positions))
+                hits = right(self._learner.drafter.unroll(model, target, batch.passages, depth), batch, model.head)
+            for row, count in zip(hits.cpu().numpy(), batch.real.sum(dim=1).tolist(), strict=True):
+                tally.add(row[:count])
+            batches.append(batch)
+        self._learner.train()
+        head: OutputHead = model.head
+        loss = float(np.average([l for l, _ in losses], weights=[n for _, n in losses])) if losses else math.nan
+        return Validation(tally.acceptance, tally.tokens_per_pass, covered(batches, head.ids), loss)
+
+    def save(self) -> None:
+        """Keep all that is needed to go on; the state appears as a whole or not at all."""
+        if not self._accelerator.is_main_process:
+            return
+        tensors = {}
+        for name, parameter in self._learner.trained().items():
+            tensors[f"model.{name}"] = parameter.detach()
+            for moment in MOMENTS if parameter in self._optimizer.state else ():
+                tensors[f"{moment}.{name}"] = self._optimizer.state[parameter][moment]
+        scratch = self._folder / f".{STATE}"
+        facts = {"progress": vars(self.progress), "question": self._question}
+        save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, scratch, {"facts": json.dumps(facts)})
+        scratch.rename(self._folder / STATE)
+
+    def _load(self) -> None:
+        with safe_open(self._folder / STATE, "pt") as file:
+            facts = json.loads(file.metadata()["facts"])
+            differing = [
+                key
+                for key in self._question | facts["question"]
+                if self._question.get(key) != facts["question"].get(key)
+            ]
+            if differing:
+                raise ConfigError(
+                    f"out={self._folder} holds a training with other {', '.join(differing)}; give another folder, or "
+                    "remove it"
+                )
+            self.progress = Progress(**facts["progress"])
+            names = set(file.keys())
+            for name, parameter in self._learner.trained().items():
+                with torch.no_grad():
+                    parameter.copy_(file.get_tensor(f"model.{name}"))
+                if f"{MOMENTS[0]}.{name}" in names:
+                    moments = {m: file.get_tensor(f"{m}.{name}").to(parameter.device) for m in MOMENTS}
+                    step = torch.tensor(float(self.progress.step), device=parameter.device)
+                    self._optimizer.state[parameter] = {"step": step, **moments}
+
+    def _numbers(self, step: int) -> Sequence[int]:
+        """The conversations of a step, of this process."""
+        place = step * self._accelerator.num_processes + self._accelerator.process_index
+        epoch = 0
+        while place >= len(self._epoch(epoch)):
+            place -= len(self._epoch(epoch))
+            epoch += 1
+        return self._epoch(epoch)[place]
+
+    def _epoch(self, number: int) -> list[list[int]]:
+        if number not in self._epoch_steps:
+            seed = f"{self._budget.seed}/{number}"
+            self._epoch_steps[number] = self._batches.epoch(self._training, self._budget.batch_tokens, seed)
+        return self._epoch_steps[number]
+
+
+def schedule(share: float) -> float:
+    """Learning rate, relative to its highest, when a ``share`` of the training is done: a linear rise, then a cosine.
+
+    >>> round(schedule(0.015), 3), schedule(0.03), round(schedule(1.0), 3)
+    (0.5, 1.0, 0.0)
+    """
+    if share < SHARE_OF_WARM_UP:
+        return max(share, 1e-3) / SHARE_OF_WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (share - SHARE_OF_WARM_UP) / (1 - SHARE_OF_WARM_UP)))
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Gives a function that says whether an interrupt or a termination was asked for; until then both only set it."""
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:  # a second time: at once
+            raise KeyboardInterrupt
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
