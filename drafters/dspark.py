@@ -15,6 +15,7 @@ x_{-1} is the anchor, the last committed token.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,8 @@ class Spec(dflash.Spec):
 
     anchor_first: as it is in DSpark unless a checkpoint says otherwise. rank: r of the sequential head, 0 for none.
     kind: vanilla, gated or rnn. tokens: rows of W1. confidence: there is a confidence head. confidence_reads_token: it
-    reads w."""
+    reads w. confidence_temperatures: what the confidences of the positions are divided by (see
+    ``drafters.training.calibration``); as many as were calibrated, further ones as the last."""
 
     anchor_first: bool = True
     rank: int = 256
@@ -46,6 +48,7 @@ class Spec(dflash.Spec):
     outputs: int = 0
     confidence: bool = True
     confidence_reads_token: bool = True
+    confidence_temperatures: tuple[float, ...] = ()
 
     def model(self, target: CausalLM) -> DraftModel:
         """The network with its ends, its weights not set."""
@@ -215,4 +218,13 @@ class SemiAutoregressive(dflash.BlockByBlock):
                 reads.append(read)
             token = proposal.add(row)
         confidence = network.confidence(hidden, torch.stack(reads, dim=1) if reads else None)
-        return proposal.draft(None if confidence is None else confidence.float().sigmoid())
+        if confidence is None:
+            return proposal.draft()
+        return proposal.draft((confidence.float() / self._temperatures(confidence)).sigmoid())
+
+    def _temperatures(self, confidence: Tensor) -> Tensor:
+        """Of each position of ``confidence`` [B, K]."""
+        spec: Any = self._spec
+        known = spec.confidence_temperatures or (1.0,)
+        every = [known[min(k, len(known) - 1)] for k in range(confidence.shape[1])]
+        return torch.tensor(every, device=confidence.device)

@@ -88,7 +88,7 @@ class MedusaHeads(nn.Module):
         return torch.stack(made, dim=-2)
 
     def logits(self, feature: Tensor, heads: int, head: OutputHead) -> list[Tensor]:
-        """feature [..., D] -> of each of the first ``heads`` heads logits [..., Vd], by its own output or by ``head``."""
+        """feature [..., D] -> of each of the first ``heads`` heads logits [..., Vd], by its own output or ``head``."""
         hidden = self(feature, heads).unbind(dim=-2) if heads else ()
         return [self.outputs[i](h) if len(self.outputs) else head(h) for i, h in enumerate(hidden)]
 

@@ -26,9 +26,9 @@ from specbench.stopping import StopRule
 GROUPS = ("target", "drafter", "dataset", "sampling")
 WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed")
 # how a run is carried out, not what it measures; precision and device enter the record as what they resolved to
-NOT_ASKED = ("results_dir", "force", "compare", "drafter", "dtype", "device")
+NOT_ASKED = ("results_dir", "force", "compare", "k_of", "drafter", "dtype", "device")
 
-SETTINGS = (*GROUPS, *WHOLE_NUMBERS, "dtype", "device", "stop", "compare", "results_dir", "force")
+SETTINGS = (*GROUPS, *WHOLE_NUMBERS, "dtype", "device", "stop", "compare", "k_of", "results_dir", "force")
 
 
 def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
@@ -39,6 +39,9 @@ def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
     for name in WHOLE_NUMBERS:
         if type(cfg[name]) is not int:
             raise ConfigError(f"{name}={cfg[name]} is not a whole number")
+    for name, k in cfg.k_of.items():
+        if type(k) is not int:
+            raise ConfigError(f"k_of.{name}={k} is not a whole number")
     for name, kind in (("token_ids", int), ("strings", str)):
         if not OmegaConf.is_list(cfg.stop[name]) or any(type(entry) is not kind for entry in cfg.stop[name]):
             example = "[2,32000]" if kind is int else "['###','Q:']"
@@ -74,7 +77,8 @@ def _cells(cfg: DictConfig) -> list[Cell]:
     for name, drafter_config in [(str(choices["drafter"]), cfg.drafter), *cfg.compare.items()]:
         drafter = make(drafter_config)
         # a drafter that drafts nothing is the same cell at every k
-        k = min(cfg.k, 0) if drafter.max_k == 0 else cfg.k
+        asked_k = cfg.k_of.get(name, cfg.k)
+        k = min(asked_k, 0) if drafter.max_k == 0 else asked_k
         config = {**asked, "k": k, "drafter": OmegaConf.to_container(drafter_config, resolve=True)}
         cells.append(Cell(Arm(name, drafter, k), config))
     return cells

@@ -42,6 +42,7 @@ def read(path: str, target: CausalLM) -> Loaded:
         "confidence": confidence is not None or bool(source.get("enable_confidence_head", False, *dflash.NESTED)),
         "confidence_reads_token": confidence is not None and confidence.shape[1] > fields["shape"].width,
     }
+    fields["confidence_temperatures"] = tuple(float(t) for t in source.get("confidence_temperatures", ()))
     names = {**FLAT, **dflash.NAMES, **FLAT} if flat else dflash.NAMES  # FLAT first, and nothing over it
     return Loaded(source, fields, names, ids, dflash.unused())
 
@@ -57,6 +58,7 @@ def write(model: DraftModel, spec: Any, target: CausalLM) -> Written:
             "markov_head_type": spec.kind,
             "enable_confidence_head": spec.confidence,
             "confidence_head_with_markov": spec.confidence_reads_token,
+            **({"confidence_temperatures": list(spec.confidence_temperatures)} if spec.confidence_temperatures else {}),
         },
         tensors,
     )

@@ -10,7 +10,7 @@ Settings: conf/training.yaml.
 import logging
 import sys
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from drafters import shipped
+from drafters import initial, shipped
 from drafters.checkpoints import common
 from drafters.checkpoints.files import Written
 from drafters.training import card, corpus, streams
@@ -59,6 +59,8 @@ def run(cfg: DictConfig) -> None:
     learner = Learner(drafter, _trainable(model), target, goal)
     taps = (*drafter.taps, len(target.blocks))
     source = _streams(cfg, target, data, taps, folder)
+    if cfg.streams_only:
+        return
     batches = Batches(target, data.conversations, source)
     training = [i for i, c in enumerate(data.conversations) if not c.held_out]
     training = training[: max(1, round(cfg.share * len(training)))]
@@ -74,6 +76,9 @@ def run(cfg: DictConfig) -> None:
     }
     trainer = Trainer(learner, batches, training, budget, folder, accelerator, question)
     curves = card.Curves(folder / card.CURVES, trainer.progress.step, _columns(cfg.k), _tracker(cfg, family, question))
+    if trainer.finished and _same(folder / "checkpoint", question):
+        cli.out.print(f"{folder / 'checkpoint'} is there already", highlight=False, soft_wrap=True)
+        return
     if trainer.progress.step:
         log.info("going on after step %d of %d", trainer.progress.step, trainer.steps)
     held_out = {
@@ -84,10 +89,21 @@ def run(cfg: DictConfig) -> None:
     if not _learn(trainer, curves, budget, some, cfg.k, family):
         raise RunError(f"stopped at step {trainer.progress.step}; the same command goes on from there")
     found = {f"temperature {t:g}": trainer.validate(numbers, cfg.k) for t, numbers in held_out.items() if numbers}
-    made = _write(folder, drafter, model, target, data, family, cfg, trainer, found, question)
+    calibration = trainer.calibrate([i for numbers in held_out.values() for i in numbers])
+    if calibration is not None:
+        drafter.spec = replace(drafter.spec, confidence_temperatures=tuple(calibration[0]))
+    made = _write(folder, drafter, model, target, data, family, cfg, trainer, found, question, calibration)
     for name, v in found.items():
         cli.out.print(f"{name}: {_in_line(v)}", highlight=False, soft_wrap=True)
     cli.out.print(f"{folder / 'checkpoint'}: {made['bytes'] / 2**20:.1f} MiB", highlight=False, soft_wrap=True)
+
+
+def _same(folder: Path, question: dict[str, Any]) -> bool:
+    """Whether ``folder`` holds, undamaged, what a training by ``question`` makes."""
+    try:
+        return card.read(folder)["settings"] == question and card.intact(folder)
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _data(given: str | None, target: CausalLM) -> Path:
@@ -124,9 +140,7 @@ def _choose_vocabulary(model: Any, data: Corpus, target: CausalLM) -> None:
     counts = torch.from_numpy(frequencies(data.training, target.vocab_size))
     common_ids = counts.argsort(descending=True, stable=True)[:rows].sort().values.to(target.device)
     model.head.ids = common_ids
-    from drafters.initial import output_rows
-
-    model.head.lm_head.weight.copy_(output_rows(target)[common_ids])
+    model.head.lm_head.weight.copy_(initial.output_rows(target)[common_ids])
 
 
 def _trainable(model: Any) -> Any:
@@ -160,7 +174,7 @@ def _streams(cfg: DictConfig, target: CausalLM, data: Corpus, taps: tuple[int, .
                 cli.err.print(f"the target's streams: {done} of {of} batches, {last - began:.0f} s", highlight=False)
 
         budget = int(cfg.streams_gb * 2**30)
-        return streams.keep(target, data, taps, folder.parent / "streams", budget, say)
+        return streams.keep(target, data, taps, tuple(cfg.also_taps), folder.parent / "streams", budget, say)
 
 
 def _columns(k: int) -> list[str]:
@@ -191,7 +205,7 @@ def _learn(trainer: Trainer, curves: card.Curves, budget: Budget, some: list[int
         TimeRemainingColumn(),
     )
     with stop_on_signal() as asked, Progress(*columns, console=cli.err, disable=not terminal, transient=True) as bar:
-        task = bar.add_task("", total=1.0, completed=trainer.share, words="")
+        task = bar.add_task("", total=1.0, words="")
         began, share = time.monotonic(), trainer.share
         for progress in trainer.run(report):
             now = time.monotonic()
@@ -247,6 +261,7 @@ def _write(
     trainer: Trainer,
     found: dict[str, Validation],
     question: dict[str, Any],
+    calibration: tuple[list[float], float, float] | None,
 ) -> dict[str, Any]:
     """The finished checkpoint with its card."""
     model.to(torch.bfloat16)
@@ -262,6 +277,9 @@ def _write(
         "settings": question,
         "progress": vars(trainer.progress),
         "validation": {name: asdict(v) for name, v in found.items()},
+        "calibration": None
+        if calibration is None
+        else dict(zip(("temperatures", "error_before", "error_after"), calibration, strict=True)),
         "made_by": {**provenance.collect("drafters.training"), "at": provenance.now()},
     }
     return card.write(folder / "checkpoint", written, facts, folder / card.CURVES)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from drafters.draft_model import OutputHead
-from drafters.neural import Passages, gathered
+from drafters.neural import Passages
 from drafters.training.corpus import Conversation
 from drafters.training.objective import Truth
 from drafters.training.streams import Source, pack

@@ -10,7 +10,6 @@ joined, without prompts that repeat others or that the built-in evaluation set c
 import json
 import multiprocessing
 import os
-import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,9 +157,17 @@ def join(folder: Path, target: CausalLM, settings: Settings, facts: Mapping[str,
 def _bare_texts(target: CausalLM, conversations: Sequence[Conversation]) -> list[str]:
     """What the prompts say, without what a chat template puts around all of them."""
     prompts = [list(c.prompt) for c in conversations]
-    before = len(os.path.commonprefix(prompts)) if len(prompts) > 1 else 0
-    after = len(os.path.commonprefix([prompt[before:][::-1] for prompt in prompts])) if len(prompts) > 1 else 0
+    if len(prompts) < 2:
+        return [target.tokenizer.decode(prompt) for prompt in prompts]
+    before = _shared(prompts)
+    after = _shared([prompt[before:][::-1] for prompt in prompts])
     return [target.tokenizer.decode(prompt[before : len(prompt) - after]) for prompt in prompts]
+
+
+def _shared(texts: Sequence[list[int]]) -> int:
+    """How many tokens all ``texts`` begin with."""
+    first, last = min(texts), max(texts)
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
 def run(cfg: DictConfig) -> None:
@@ -249,7 +256,7 @@ def _side_by_side(config: Any, jobs: Sequence[Job], workers: int) -> Iterator[Pa
 
 def _load(config: Any) -> None:
     """Ready a worker process."""
-    global _loaded  # noqa: PLW0603  (a worker's own: what a pool hands to its jobs)
+    global _loaded
     torch.set_num_threads(1)
     cli.quiet()
     cfg = OmegaConf.create(config)

@@ -14,6 +14,7 @@ the most likely one is, soft says nothing. Where a text has no further token, no
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,30 +84,67 @@ def loss(objective: Objective, drafts: Unrolled, truths: Iterator[Truth]) -> Ten
     """The loss of a batch; see the top of the file."""
     found = []
     for k, (logits, truth, weight) in enumerate(zip(drafts.logits, truths, objective.weights, strict=True)):
-        log_q = logits.float().log_softmax(dim=-1)
-        each = torch.zeros_like(truth.total)
-        if objective.hard:
-            nll = F.nll_loss(log_q.flatten(0, 1), truth.label.flatten(), ignore_index=-1, reduction="none")
-            each = each + objective.hard * nll.view_as(each)
-        if truth.logits is None:
-            found.append(weight * _mean(each, truth.known))
-            continue
-        if objective.soft:
-            p = truth.logits.float().softmax(dim=-1)  # over the draft vocabulary
-            each = each - objective.soft * torch.einsum("abv,abv->ab", p, log_q) * truth.likely
-        if objective.distance or objective.confidence:
-            p = (truth.logits.float() - truth.total[..., None]).exp()  # of the whole vocabulary; the rest is missed
-            q = log_q.exp()
-            if objective.distance:
-                each = each + objective.distance * ((p - q).abs().sum(dim=-1) + (1 - p.sum(dim=-1)).clamp(min=0))
-            if objective.confidence and drafts.confidence is not None:
-                accepted = torch.minimum(p, q).sum(dim=-1).detach().clamp(0, 1)  # 1 - TV
-                bce = F.binary_cross_entropy_with_logits(drafts.confidence[..., k].float(), accepted, reduction="none")
-                each = each + objective.confidence * bce
-        found.append(weight * _mean(each, truth.known))
+        each, accepted = Losses.apply(logits, truth, objective)
+        if objective.confidence and drafts.confidence is not None:
+            guess = drafts.confidence[..., k].float()
+            bce = F.binary_cross_entropy_with_logits(guess, accepted, reduction="none")
+            each = each + objective.confidence * bce
+        found.append(weight * (each * truth.known).sum() / truth.known.sum().clamp(min=1))
     return torch.stack(found).sum()
 
 
-def _mean(each: Tensor, counted: Tensor) -> Tensor:
-    """The mean of what is ``counted``; 0 where nothing is."""
-    return (each * counted).sum() / counted.sum().clamp(min=1)
+class Losses(torch.autograd.Function):
+    """The terms that depend on logits [B, A, Vd], of each position [B, A]; and the share of drafts drawn from q that
+    would be accepted, 1 - TV(p, q) [B, A], which has no gradient.
+
+    A few rows are done at a time, loss and gradient together, so that their float32 laws never leave the processor's
+    cache: with autograd's own steps they took longer than the network. With s = sign(q - p), the gradients by the
+    logits are  hard: q - [v = x];  soft: q - p;  distance: q (s - sum_v s q).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, truth: Truth, goal: Objective) -> tuple[Tensor, Tensor]:
+        """See above."""
+        shape, rows = logits.shape[:2], logits.flatten(0, 1)
+        gradient = torch.empty_like(rows)
+        each = torch.zeros(len(rows), device=rows.device)
+        accepted = torch.zeros_like(each)
+        label, total, likely = (t.flatten() for t in (truth.label, truth.total, truth.likely))
+        laws = None if truth.logits is None else truth.logits.flatten(0, 1)
+        step = ROWS if rows.device.type == "cpu" else len(rows)
+        for start in range(0, len(rows), max(1, step)):
+            part = slice(start, start + step)
+            log_q = rows[part].float().log_softmax(dim=-1)
+            q = log_q.exp()
+            slope = torch.zeros_like(q)
+            if goal.hard:
+                seen = label[part] >= 0
+                place = label[part].clamp(min=0)[:, None]
+                each[part] -= goal.hard * seen * log_q.gather(1, place)[:, 0]
+                slope += goal.hard * seen[:, None] * q
+                slope.scatter_add_(1, place, -goal.hard * seen[:, None].to(q.dtype))
+            if laws is not None and goal.soft:
+                p = laws[part].float().softmax(dim=-1)  # over the draft vocabulary
+                each[part] -= goal.soft * likely[part] * (p * log_q).sum(dim=-1)
+                slope += goal.soft * likely[part][:, None] * (q - p)
+            if laws is not None and (goal.distance or goal.confidence):
+                p = (laws[part].float() - total[part][:, None]).exp()  # of the whole vocabulary; the rest is missed
+                difference = q - p
+                each[part] += goal.distance * (difference.abs().sum(dim=-1) + (1 - p.sum(dim=-1)).clamp(min=0))
+                accepted[part] = torch.minimum(p, q).sum(dim=-1).clamp(0, 1)
+                sign = difference.sign_()
+                slope += goal.distance * q * (sign - (sign * q).sum(dim=-1, keepdim=True))
+            gradient[part] = slope
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(accepted)
+        return each.view(shape), accepted.view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, by_each: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        """See above."""
+        (gradient,) = ctx.saved_tensors
+        by_logits = gradient * by_each.flatten()[:, None].to(gradient.dtype)
+        return by_logits.view(*by_each.shape, -1), None, None
+
+
+ROWS = 48  # of logits done at a time on a CPU

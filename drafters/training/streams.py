@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ Say = Callable[[int, int], None]  # batches done, of so many
 @dataclass(frozen=True)
 class Streams:
     """What the target makes of padded texts: its residual streams ``taps`` [B, T, m, D]; of its law after each token
-    the logsumexp of the logits ``total`` [B, T] and the most likely token ``best`` [B, T]."""
+    the logsumexp of the logits ``total`` [B, T] and the most likely token ``best`` [B, T], where replies are."""
 
     taps: Tensor
     total: Tensor
@@ -50,7 +51,7 @@ class Recomputed:
 
     def of(self, indices: Sequence[int]) -> Streams:
         """Of the conversations with these numbers."""
-        return run_target(self._target, [self._conversations[i].tokens for i in indices], self._taps)
+        return run_target(self._target, [self._conversations[i] for i in indices], self._taps)
 
 
 class Stored:
@@ -90,9 +91,18 @@ class Stored:
         return torch.from_file(str(path), shared=True, size=count, dtype=dtype).view(-1, width)
 
 
-def keep(target: CausalLM, corpus: Corpus, taps: Sequence[int], folder: Path, budget: int, say: Say) -> "Source":
-    """The streams of a corpus, in ``folder``: those that are missing are computed first. Where they would take more
-    than ``budget`` bytes, or more than the disk has, nothing is kept, and they are computed whenever they are needed.
+def keep(
+    target: CausalLM,
+    corpus: Corpus,
+    taps: Sequence[int],
+    also: Sequence[int],
+    folder: Path,
+    budget: int,
+    say: Say,
+) -> "Source":
+    """The streams of a corpus at ``taps``, the last one behind them, in ``folder``: those that are missing are computed
+    first, together with ``also``, which others will want. Where they would take more than ``budget`` bytes, or more
+    than the disk has, nothing is kept, and they are computed whenever they are needed.
 
     An interrupted computation goes on where it was. Raises RunError where logits are not numbers."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +110,11 @@ def keep(target: CausalLM, corpus: Corpus, taps: Sequence[int], folder: Path, bu
     tokens = sum(len(c.prompt) + len(c.reply) for c in conversations)
     with FileLock(folder / ".lock"):  # others train on the same streams
         state = _state(folder, target, corpus)
-        missing = [tap for tap in taps if state.get(f"tap-{tap}") != "done"]
+        last = len(target.blocks)
+        wanted = [tap for tap in taps if state.get(f"tap-{tap}") != "done"]
+        missing = [t for t in sorted({*wanted, *also}) if state.get(f"tap-{t}") != "done"] if wanted else []
+        if missing and missing[-1] != last:
+            missing.append(last)  # the law is made of it
         size = tokens * (len(missing) * target.width * target.dtype.itemsize + 8)
         held = sum(path.stat().st_size for path in folder.glob("*.bin"))
         free = shutil.disk_usage(folder).free - SPARE_BYTES
@@ -117,8 +131,8 @@ def keep(target: CausalLM, corpus: Corpus, taps: Sequence[int], folder: Path, bu
             key = ",".join(map(str, missing))
             done = state["batches_done"] if state.get("under_way") == key else 0
             for number in range(done, len(batches)):
-                texts = [conversations[i].tokens for i in batches[number]]
-                stored.write(batches[number], run_target(target, texts, missing))
+                members = [conversations[i] for i in batches[number]]
+                stored.write(batches[number], run_target(target, members, missing))
                 _save(folder, {**state, "under_way": key, "batches_done": number + 1})
                 say(number + 1, len(batches))
             _save(folder, {**state, **{f"tap-{tap}": "done" for tap in missing}})
@@ -129,24 +143,28 @@ Source = Recomputed | Stored
 
 
 @torch.inference_mode()
-def run_target(target: CausalLM, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> Streams:
-    """Run whole texts. Raises RunError where the logits are not numbers."""
-    size = max(map(len, texts))
-    tokens = torch.zeros(len(texts), size, dtype=torch.long)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = torch.tensor(text)
-    cache = target.new_cache(len(texts), size, steps=size)
-    output = target.forward(tokens.to(target.device), cache, taps=tuple(taps))
+def run_target(target: CausalLM, members: Sequence[Conversation], taps: Sequence[int]) -> Streams:
+    """Run whole conversations; ``taps`` ends with the last stream, of which the law of the replies is made.
+
+    Raises RunError where the logits are not numbers."""
+    assert taps[-1] == len(target.blocks)
+    size = max(len(m.prompt) + len(m.reply) for m in members)
+    tokens = torch.zeros(len(members), size, dtype=torch.long)
+    for row, member in enumerate(members):
+        tokens[row, : len(member.prompt) + len(member.reply)] = torch.tensor(member.tokens)
+    cache = target.new_cache(len(members), size)
+    output = target.forward(tokens.to(target.device), cache, taps=tuple(taps), last_only=True)
     assert output.taps is not None
-    totals, best = [], []
-    for row in output.logits:  # one text's float32 copy at a time
-        scores = row.float()
-        totals.append(scores.logsumexp(dim=-1))
-        best.append(scores.argmax(dim=-1))
-    total = torch.stack(totals)
+    total = torch.zeros(len(members), size, device=target.device)
+    best = torch.zeros(len(members), size, dtype=torch.long, device=target.device)
+    for row, member in enumerate(members):
+        reply = slice(len(member.prompt) - 1, len(member.prompt) + len(member.reply))
+        scores = target.head(target.norm(output.taps[row, reply, -1])).float()
+        total[row, reply] = scores.logsumexp(dim=-1)
+        best[row, reply] = scores.max(dim=-1).indices
     if not bool(total.isfinite().all()):
         raise RunError("the target's logits are NaN or infinite on the training data")
-    return Streams(output.taps, total, torch.stack(best))
+    return Streams(output.taps, total, best)
 
 
 def by_length(conversations: Sequence[Conversation], tokens: int) -> list[list[int]]:
@@ -169,7 +187,7 @@ def pack(order: Sequence[int], conversations: Sequence[Conversation], tokens: in
     return batches
 
 
-def _state(folder: Path, target: CausalLM, corpus: Corpus) -> dict[str, object]:
+def _state(folder: Path, target: CausalLM, corpus: Corpus) -> dict[str, Any]:
     """What is done; nothing, if what is there belongs to other data or another target."""
     belongs = {"target": identity(target), "dtype": str(target.dtype), "table_sha256": corpus.sha256}
     try:
@@ -183,7 +201,7 @@ def _state(folder: Path, target: CausalLM, corpus: Corpus) -> dict[str, object]:
     return state
 
 
-def _save(folder: Path, state: dict[str, object]) -> None:
+def _save(folder: Path, state: dict[str, Any]) -> None:
     scratch = folder / ".progress.json"
     scratch.write_text(json.dumps(state))
     scratch.rename(folder / "progress.json")

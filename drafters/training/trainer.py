@@ -26,6 +26,7 @@ from drafters.draft_model import OutputHead
 from drafters.neural import Passages, Unrolled
 from drafters.training import objective
 from drafters.training.batches import Batch, Batches, truths
+from drafters.training.calibration import calibrated
 from drafters.training.objective import Objective
 from drafters.training.validation import Tally, Validation, covered, right
 from specbench.errors import ConfigError, RunError
@@ -195,8 +196,25 @@ class Trainer:
             batches.append(batch)
         self._learner.train()
         head: OutputHead = model.head
-        loss = float(np.average([l for l, _ in losses], weights=[n for _, n in losses])) if losses else math.nan
+        loss = float(np.average([value for value, _ in losses], weights=[n for _, n in losses])) if losses else math.nan
         return Validation(tally.acceptance, tally.tokens_per_pass, covered(batches, head.ids), loss)
+
+    def calibrate(self, numbers: Sequence[int]) -> tuple[list[float], float, float] | None:
+        """See ``calibration.calibrated``, on these conversations; None for a drafter without confidences."""
+        said, found = [], []
+        goal, model, target = self._learner.goal, self._learner.model, self._learner._target[0]
+        for members in self._batches.epoch(numbers, self._budget.batch_tokens, "validation"):
+            batch = self._batches.make(members, 1.0, "validation")
+            with torch.no_grad(), self._accelerator.autocast():
+                drafts = self._learner.drafter.unroll(model, target, batch.passages, goal.depth)
+                if drafts.confidence is None:
+                    return None
+                answers = list(truths(batch, model.head, goal.depth))
+                accepted = [objective.Losses.apply(q, p, goal)[1] for q, p in zip(drafts.logits, answers, strict=True)]
+            whole = answers[-1].known  # where all drafts have something to be right about
+            said.append(drafts.confidence[whole].float().cpu().numpy())
+            found.append(torch.stack(accepted, dim=-1)[whole].cpu().numpy())
+        return calibrated(np.concatenate(said), np.concatenate(found))
 
     def save(self) -> None:
         """Keep all that is needed to go on; the state appears as a whole or not at all."""

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafters.draft_model import OutputHead
 from drafters.neural import Unrolled
 from drafters.training.batches import Batch, Places, truths
-from drafters.draft_model import OutputHead
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,8 @@ def right(drafts: Unrolled, batch: Batch, head: OutputHead) -> Tensor:
 
 def walk(right: np.ndarray) -> Iterator[tuple[int, int]]:
     """Rounds over a reply whose position t, of N, has its drafts ``right`` [N, K] or not: how many were proposed and
-    accepted in each, where nothing past the end of the text counts.
-
-    From position t, of which one token is still to be guessed, N-t tokens are left.
+    accepted in each. From position t on N-t tokens are left; in the round that ends the text nothing past its end
+    counts, neither as proposed nor as accepted.
 
     >>> list(walk(np.array([[True, False], [True, True], [False, False]])))
     [(2, 1), (1, 0)]
@@ -50,7 +49,8 @@ def walk(right: np.ndarray) -> Iterator[tuple[int, int]]:
         hits = right[position]
         accepted = len(hits) if hits.all() else int(hits.argmin())
         left = size - position
-        yield min(len(hits), left), min(accepted, left)
+        ends = accepted + 1 >= left
+        yield (min(len(hits), left), min(accepted, left)) if ends else (len(hits), accepted)
         position += accepted + 1
 
 
