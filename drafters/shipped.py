@@ -6,7 +6,6 @@ drafters/pretrained/<set>/<family>/        a checkpoint, and the card that says 
 
 import json
 from pathlib import Path
-from typing import Any
 
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
@@ -35,9 +34,3 @@ def find(family: str, target: CausalLM, setting: str) -> str:
             f"drafter={family} target=…, and use it: {setting}=FOLDER"
         )
     return str(folder / family)
-
-
-def check(folder: str) -> dict[str, Any] | None:
-    """The card of a checkpoint; None where it has none."""
-    path = Path(folder) / "card.json"
-    return json.loads(path.read_text()) if path.is_file() else None

@@ -70,6 +70,27 @@ def speedup_by_drafter(runs: Sequence[Run], path: Path) -> list[Path]:
         return _save(figure, path)
 
 
+def acceptance_by_position(runs: Sequence[Run], expected: Mapping[str, Sequence[float]], path: Path) -> list[Path]:
+    """Joint acceptance against the position in the draft, a line per run; ``expected``, by drafter, is what training's
+    validation found, dashed. Written as ``path`` with each of ``FORMATS``; returns the files."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(4.6, 3.2), layout="constrained")
+        for label, run in zip(labels(runs), runs, strict=True):
+            joint = run["metrics"]["acceptance_by_position"]["joint"]
+            axis.plot(range(1, len(joint) + 1), joint, marker="o", markersize=3, color=_colour(run), label=label)
+            found = expected.get(run["drafter"]["name"], ())
+            axis.plot(range(1, len(found) + 1), found, linestyle="--", linewidth=0.9, color=_colour(run))
+        axis.set_xlabel("position in the draft")
+        axis.set_ylabel("share of rounds accepted up to it")
+        axis.set_ylim(0, 1)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.legend(frameon=False, fontsize=7)
+        figure.suptitle(" · ".join(title(runs)), fontsize=7)
+        if expected:
+            figure.supxlabel("dashed: on held-out replies of the training data", fontsize=7, color="#555555")
+        return _save(figure, path)
+
+
 def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:
     """The free-lunch curve of what scripts/verify_cost.py found: time of a pass against tokens per row, a line per
     batch size, with the time that memory or arithmetic alone would take; and the acceptance that breaks even against
