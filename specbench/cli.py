@@ -91,7 +91,7 @@ def _explain(error: Exception, settings: Sequence[str]) -> str:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return f"{group}={name} is unknown. {nearest(name, error.options)}"
     unknown = re.match(r"Could not override '([\w.]+)'", text)
-    if unknown and "." in unknown[1]:
+    if unknown and ("." in unknown[1] or not settings):
         return f"{unknown[1]} is no setting; conf/ and the printed configuration (--cfg job) show which there are"
     if unknown:
         return f"{unknown[1]} is no setting. {nearest(unknown[1], settings)}"

@@ -7,13 +7,13 @@ on the seed alone and appears whole or not at all: an interrupted run goes on wh
 joined, without prompts that repeat others or that the built-in evaluation set contains. Settings: conf/data.yaml.
 """
 
+import itertools
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -131,7 +131,8 @@ def _answer(target: CausalLM, settings: Settings, asked: Sequence[Asked], rows: 
 
 def join(folder: Path, target: CausalLM, settings: Settings, facts: Mapping[str, Any]) -> Corpus:
     """Make one corpus of the shards in ``folder``, less what is repeated or reserved for evaluation."""
-    shards = [folder / SHARD.format(i) for i in range(settings.shards)]
+    numbers = [i for i in range(settings.shards) if (folder / SHARD.format(i)).exists()]  # all, unless time ran out
+    shards = [folder / SHARD.format(i) for i in numbers]
     found = [c for path in shards for c in corpus.read_table(path)]
     if not found:
         raise RunError("no prompt was of use, so there is nothing to train on; ask for more: prompts=NUMBER")
@@ -145,7 +146,7 @@ def join(folder: Path, target: CausalLM, settings: Settings, facts: Mapping[str,
     every = min(settings.held_out, len(kept))
     conversations = [replace(c, held_out=i % every == every - 1) for i, answers in enumerate(kept) for c in answers]
     dropped = {
-        "unusable": settings.prompts - len(by_prompt),
+        "unusable": sum(len(settings.indices(i)) for i in numbers) - len(by_prompt),
         "in_evaluation": sum(shared),
         "repeated": sum(r and not s for s, r in zip(shared, repeated, strict=True)),
     }
@@ -180,6 +181,8 @@ def run(cfg: DictConfig) -> None:
     prompts = None if cfg.source is None else cli.make(cfg.source)
     if prompts is not None:  # each is asked once
         settings = replace(settings, prompts=min(settings.prompts, len(prompts.conversations)))
+    if cfg.minutes is not None and not cfg.minutes > 0:
+        raise ConfigError(f"minutes={cfg.minutes} must be above 0, or null for no limit")
     if cfg.workers is not None and (type(cfg.workers) is not int or cfg.workers < 1):
         raise ConfigError(f"workers={cfg.workers} is no whole number from 1 on; null takes a core each")
     target: CausalLM = cli.make(cfg.target)
@@ -192,11 +195,11 @@ def run(cfg: DictConfig) -> None:
         missing = [i for i in range(settings.shards) if not _sound(folder / SHARD.format(i))]
         rows = cfg.rows or (ROWS_GPU if target.device.type == "cuda" else ROWS)
         workers = cfg.workers or (1 if target.device.type == "cuda" else torch.get_num_threads())
-        jobs = [Job(folder, settings, i, rows) for i in missing]
+        jobs = _in_time([Job(folder, settings, i, rows) for i in missing], cfg.minutes)
         made = (
             _in_turn(target, prompts, jobs)
-            if min(workers, len(jobs)) < 2
-            else _side_by_side(OmegaConf.to_container(cfg, resolve=True), jobs, min(workers, len(jobs)))
+            if min(workers, len(missing)) < 2
+            else _side_by_side(OmegaConf.to_container(cfg, resolve=True), jobs, min(workers, len(missing)))
         )
         _show(made, settings.shards, len(missing))
         asked = "the target itself" if prompts is None else f"{prompts.name} {prompts.sha256}"
@@ -237,18 +240,31 @@ class Job:
         return path
 
 
-def _in_turn(target: CausalLM, prompts: PromptSet | None, jobs: Sequence[Job]) -> Iterator[Path]:
+def _in_time(jobs: Sequence[Job], minutes: float | None) -> Iterator[Job]:
+    """The jobs, as long as there is time to begin another; always the first."""
+    began = time.monotonic()
+    for number, job in enumerate(jobs):
+        if number and minutes is not None and time.monotonic() - began > 60 * minutes:
+            return
+        yield job
+
+
+def _in_turn(target: CausalLM, prompts: PromptSet | None, jobs: Iterator[Job]) -> Iterator[Path]:
     for job in jobs:
         yield job.do(target, prompts)
 
 
-def _side_by_side(config: Any, jobs: Sequence[Job], workers: int) -> Iterator[Path]:
+def _side_by_side(config: Any, jobs: Iterator[Job], workers: int) -> Iterator[Path]:
     """Shards by several processes of one thread each: threads that wait for each other would waste their cores."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _load, (config,)) as pool:
         try:
-            for future in as_completed([pool.submit(_work, job) for job in jobs]):
-                yield future.result()
+            running = {pool.submit(_work, job) for job in itertools.islice(jobs, workers)}
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    running |= {pool.submit(_work, job) for job in itertools.islice(jobs, 1)}
+                    yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
