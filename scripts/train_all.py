@@ -1,7 +1,7 @@
 """Train all families on equal terms, and gather what came of it: ``python scripts/train_all.py target=smollm2``.
 
-First the target's residual streams are computed, by all cores. Then several families learn at a time, each in one
-process of a few threads: threads that wait for each other waste their cores.
+Several families learn at a time, each in one process of a few threads: threads that wait for each other waste their
+cores. The target's residual streams are computed first, by all of them together, and kept.
 Arguments are those of ``python -m drafters.training`` and go to each. What is finished is not done again, what was
 interrupted goes on. The output of each family is in results/training/<target>/<family>/log.txt.
 """
@@ -26,10 +26,6 @@ def main() -> None:
     cores = os.cpu_count() or 1
     jobs = arguments.jobs or min(2, cores)
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // jobs))}
-
-    first = [sys.executable, "-m", "drafters.training", f"drafter={arguments.families[0]}", "streams_only=true"]
-    if subprocess.run([*first, f"out={arguments.out / arguments.families[0]}", *arguments.settings]).returncode:
-        sys.exit(1)
 
     def train(family: str) -> int:
         folder = arguments.out / family

@@ -11,7 +11,7 @@ matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from specbench import cost
 from specbench.tables import Run, labels, title
@@ -83,7 +83,7 @@ def acceptance_by_position(runs: Sequence[Run], expected: Mapping[str, Sequence[
         axis.set_xlabel("position in the draft")
         axis.set_ylabel("share of rounds accepted up to it")
         axis.set_ylim(0, 1)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.legend(frameon=False, fontsize=7)
         figure.suptitle(" · ".join(title(runs)), fontsize=7)
         if expected:

@@ -59,8 +59,6 @@ def run(cfg: DictConfig) -> None:
     learner = Learner(drafter, _trainable(model), target, goal)
     taps = (*drafter.taps, len(target.blocks))
     source = _streams(cfg, target, data, taps, folder)
-    if cfg.streams_only:
-        return
     batches = Batches(target, data.conversations, source)
     training = [i for i, c in enumerate(data.conversations) if not c.held_out]
     training = training[: max(1, round(cfg.share * len(training)))]

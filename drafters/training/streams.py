@@ -5,16 +5,19 @@ Legend: B conversations, T tokens of the longest, m taps, D width, V vocabulary.
 
     <folder>/tap-<i>.bin       [tokens, D] in the target's dtype, conversation after conversation
     <folder>/law.bin           [tokens, 2] float32: the logsumexp of the logits, and the most likely token
-    <folder>/progress.json     what they belong to, and how many batches are done
+    <folder>/kept.json         what they belong to, and which taps are whole
+    <folder>/done-<taps>       while they are computed: a byte per batch
 """
 
+import fcntl
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +25,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from drafters.training.corpus import Conversation, Corpus, identity
+from specbench import record
 from specbench.errors import RunError
 from specbench.model import CausalLM
 
@@ -29,6 +33,8 @@ log = logging.getLogger("specbench.training")
 
 BATCH_TOKENS = 4096  # of a forward
 SPARE_BYTES = 2 << 30  # of the disk, left to others
+LAW_BYTES = 8  # a token, in law.bin
+DONE = b"\1"
 
 Say = Callable[[int, int], None]  # batches done, of so many
 
@@ -104,39 +110,61 @@ def keep(
     first, together with ``also``, which others will want. Where they would take more than ``budget`` bytes, or more
     than the disk has, nothing is kept, and they are computed whenever they are needed.
 
-    An interrupted computation goes on where it was. Raises RunError where logits are not numbers."""
+    Several processes share the work; an interrupted one goes on where it was. Raises RunError where logits are not
+    numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     conversations = corpus.conversations
     tokens = sum(len(c.prompt) + len(c.reply) for c in conversations)
-    with FileLock(folder / ".lock"):  # others train on the same streams
-        state = _state(folder, target, corpus)
+    with _state(folder, target, corpus) as kept:
         last = len(target.blocks)
-        wanted = [tap for tap in taps if state.get(f"tap-{tap}") != "done"]
-        missing = [t for t in sorted({*wanted, *also}) if state.get(f"tap-{t}") != "done"] if wanted else []
-        if missing and missing[-1] != last:
-            missing.append(last)  # the law is made of it
-        size = tokens * (len(missing) * target.width * target.dtype.itemsize + 8)
-        held = sum(path.stat().st_size for path in folder.glob("*.bin"))
+        wanted = [tap for tap in taps if tap not in kept]
+        missing = sorted({t for t in (*wanted, *also, last) if t not in kept or t == last}) if wanted else []
+        size = tokens * (len(missing) * target.width * target.dtype.itemsize + LAW_BYTES)
+        held = sum(path.stat().st_blocks * 512 for path in folder.glob("*.bin"))
         free = shutil.disk_usage(folder).free - SPARE_BYTES
-        if missing and (size > free or size + held > budget):
-            why = f"{max(free, 0) / 2**30:.1f} GiB is free" if size > free else f"streams_gb={budget / 2**30:g}"
-            log.info(
-                "the target's streams take %.1f GiB and %s: they are computed anew for every batch, which is slower",
-                *(size / 2**30, why),
-            )
-            return Recomputed(target, conversations, taps)
-        if missing:
-            stored = Stored(folder, target, conversations, missing)
-            batches = by_length(conversations, BATCH_TOKENS)
-            key = ",".join(map(str, missing))
-            done = state["batches_done"] if state.get("under_way") == key else 0
-            for number in range(done, len(batches)):
-                members = [conversations[i] for i in batches[number]]
-                stored.write(batches[number], run_target(target, members, missing))
-                _save(folder, {**state, "under_way": key, "batches_done": number + 1})
-                say(number + 1, len(batches))
-            _save(folder, {**state, **{f"tap-{tap}": "done" for tap in missing}})
+    if missing and (size > free + held or size + held > budget):
+        why = f"{max(free, 0) / 2**30:.1f} GiB is free" if size > free + held else f"streams_gb={budget / 2**30:g}"
+        log.info(
+            "the target's streams take %.1f GiB and %s: they are computed anew for every batch, which is slower",
+            *(size / 2**30, why),
+        )
+        return Recomputed(target, conversations, taps)
+    if missing:
+        _compute(target, conversations, missing, folder, say)
+        with _state(folder, target, corpus) as kept:
+            kept |= set(missing)
     return Stored(folder, target, conversations, taps)
+
+
+def _compute(
+    target: CausalLM, conversations: Sequence[Conversation], taps: Sequence[int], folder: Path, say: Say
+) -> None:
+    """Compute streams and keep them, together with whatever other processes do the same.
+
+    A byte per batch says whether it is done. To do it a process locks the byte, and its death unlocks it."""
+    stored = Stored(folder, target, conversations, taps)
+    batches = by_length(conversations, BATCH_TOKENS)
+    path = folder / f"done-{'-'.join(map(str, taps))}"
+    path.touch()
+    with path.open("r+b", buffering=0) as file:
+        if path.stat().st_size < len(batches):
+            os.truncate(path, len(batches))
+        for patience in (fcntl.LOCK_NB, 0):  # first what is free, then what others have begun and may not have ended
+            for number, members in enumerate(batches):
+                if os.pread(file.fileno(), 1, number) == DONE:
+                    continue
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | patience, 1, number)
+                except BlockingIOError:
+                    continue
+                try:
+                    if os.pread(file.fileno(), 1, number) != DONE:
+                        stored.write(members, run_target(target, [conversations[i] for i in members], taps))
+                        os.pwrite(file.fileno(), DONE, number)
+                finally:
+                    fcntl.lockf(file, fcntl.LOCK_UN, 1, number)
+                say(os.pread(file.fileno(), len(batches), 0).count(DONE), len(batches))
+    path.unlink(missing_ok=True)
 
 
 Source = Recomputed | Stored
@@ -187,21 +215,17 @@ def pack(order: Sequence[int], conversations: Sequence[Conversation], tokens: in
     return batches
 
 
-def _state(folder: Path, target: CausalLM, corpus: Corpus) -> dict[str, Any]:
-    """What is done; nothing, if what is there belongs to other data or another target."""
+@contextmanager
+def _state(folder: Path, target: CausalLM, corpus: Corpus) -> Iterator[set[int]]:
+    """The taps that are kept, to be changed; none, if what is there belongs to other data or another target."""
     belongs = {"target": identity(target), "dtype": str(target.dtype), "table_sha256": corpus.sha256}
-    try:
-        state = json.loads((folder / "progress.json").read_text())
-    except (FileNotFoundError, ValueError):
-        state = {}
-    if state.get("belongs") != belongs:
-        for path in folder.glob("*.bin"):
-            path.unlink()
-        state = {"belongs": belongs}
-    return state
-
-
-def _save(folder: Path, state: dict[str, Any]) -> None:
-    scratch = folder / ".progress.json"
-    scratch.write_text(json.dumps(state))
-    scratch.rename(folder / "progress.json")
+    path = folder / "kept.json"
+    with FileLock(folder / ".lock"):
+        state = json.loads(path.read_text()) if path.exists() else {}
+        if state.get("belongs") != belongs:
+            for old in (*folder.glob("*.bin"), *folder.glob("done-*")):
+                old.unlink()
+            state = {"taps": []}
+        kept = set(state["taps"])
+        yield kept
+        record.write_file(path, json.dumps({"belongs": belongs, "taps": sorted(kept)}))
