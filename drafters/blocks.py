@@ -64,7 +64,7 @@ class RMSNorm(nn.Module):
         """x [..., D] -> [..., D]."""
         size = x.shape[-1]
         if x.device.type != "cpu" or torch.is_grad_enabled():
-            return F.rms_norm(x, (size,), self.weight, self.eps)
+            return F.rms_norm(x, (size,), self.weight.to(x.dtype), self.eps)
         # x and -x side by side have mean 0 and x's mean square as variance: their layer norm, one kernel on a CPU where
         # this norm is ten, is what is asked for
         pair = F.layer_norm(torch.cat((x, x.neg()), dim=-1), (2 * size,), None, None, self.eps)

@@ -27,7 +27,7 @@ from drafters.cached import Cached
 from drafters.checkpoints import dflash
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
-from drafters.neural import Neural, Passages, Unrolled, embedded
+from drafters.neural import Neural, Passages, Unrolled
 from drafters.neural import Options as AnyOptions
 from drafters.proposing import Proposal
 from specbench.cache import places, write, written_slots
@@ -227,8 +227,8 @@ class BlockDrafter(Neural):
         anchors = passages.at + 1
         blocks = torch.full((*anchors.shape, first + k), self.spec.mask, device=anchors.device)
         blocks[..., 0] = passages.tokens_after(1)
-        features = self.features(passages.streams, target).clone()
-        return model.network.unroll(embedded(model, blocks), features, anchors)[:, :, first:]
+        features = self.features(passages.streams, target)
+        return model.network.unroll(model.embedding(blocks), features, anchors)[:, :, first:]
 
 
 class DFlash(BlockDrafter):

@@ -94,7 +94,7 @@ def build(options: Options, target: CausalLM) -> SmallModel:
 
 def unroll(model: SmallModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
     """``k`` drafts at each position: the model's own prediction after each of the true tokens."""
-    hidden = model.hidden(target.embed(passages.tokens).clone())
+    hidden = model.hidden(target.embed(passages.tokens))
     last = passages.tokens.shape[1] - 1
     return Unrolled([model.head(gathered(hidden, (passages.at + 1 + j).clamp(max=last))) for j in range(k)])
 

@@ -29,7 +29,7 @@ from drafters.checkpoints import mtp
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.foreign import ForeignBlock, ForeignRotary
-from drafters.neural import Loop, Neural, Passages, Unrolled, embedded, gathered
+from drafters.neural import Loop, Neural, Passages, Unrolled, gathered
 from drafters.proposing import Proposal
 from drafters.recursive import Cell, Recursion, unrolled
 from specbench.cache import visible, written_slots
@@ -253,7 +253,7 @@ class Mtp(Neural):
         features = self.features(passages.streams, target)
         if self.spec.way == "recurse":
             return unrolled(model.network.cells[0], model, features, passages, k)
-        hidden = model.network.unroll(embedded(model, passages.tokens), features.clone(), k)
+        hidden = model.network.unroll(model.embedding(passages.tokens), features, k)
         return Unrolled([model.head(gathered(h, passages.at)) for h in hidden])
 
 

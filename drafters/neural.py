@@ -229,11 +229,6 @@ def _fits(value: Any, kind: Any) -> bool:
     return type(value) is kind
 
 
-def embedded(model: DraftModel, tokens: Tensor) -> Tensor:
-    """Embeddings [..., D] of ``tokens`` [...] as something that takes part in gradients, without any of its own."""
-    return model.embedding(tokens).clone()
-
-
 def gathered(values: Tensor, at: Tensor) -> Tensor:
     """Rows of ``values`` [B, T, D] at the positions ``at`` [B, A]: [B, A, D]."""
     return values.gather(1, at[..., None].expand(-1, -1, values.shape[-1]))

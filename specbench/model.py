@@ -250,14 +250,12 @@ class CausalLM:
             return run(tokens)
         return logits, *(stream.clone() for stream in streams)  # drafters keep these for later
 
-    @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [..., D] of ``tokens`` [...], scaled as the model scales them; without learned positions."""
         embedded = self.model.get_input_embeddings()(tokens)
         scale = getattr(self.config, "embedding_multiplier", None)  # Granite
         return embedded if scale is None else embedded * scale
 
-    @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm of ``hidden`` [..., D] (the residual stream after the last block), which ``head`` expects.
 
@@ -267,10 +265,12 @@ class CausalLM:
             raise ConfigError(f"{self.name} has no final norm of the usual kind, which this drafter needs")
         return self.final_norm(hidden)
 
-    @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of ``hidden`` [..., D] (taken after the final norm), scaled and bent as the model does it."""
-        logits = self.model.get_output_embeddings()(hidden)
+        """Logits [..., V] of ``hidden`` [..., D] (taken after the final norm); see ``scaled``."""
+        return self.scaled(self.model.get_output_embeddings()(hidden))
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Bare products with rows of the output matrix, [...], scaled and bent as the model does it."""
         scale = getattr(self.config, "logit_scale", None)  # Cohere
         if getattr(self.config, "logits_scaling", None):  # Granite
             scale = 1 / self.config.logits_scaling

@@ -23,11 +23,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from drafters import initial, shipped
 from drafters.checkpoints import common
 from drafters.checkpoints.files import Written
-from drafters.training import card, corpus, streams
+from drafters.training import card, corpus, streams, watch
 from drafters.training.batches import Batches
 from drafters.training.corpus import Corpus, frequencies
 from drafters.training.objective import Objective
-from drafters.training.trainer import Budget, Learner, Trainer, stop_on_signal
+from drafters.training.trainer import Budget, Learner, Trainer
 from drafters.training.validation import Validation
 from specbench import cli, provenance
 from specbench.errors import ConfigError, RunError
@@ -73,26 +73,31 @@ def run(cfg: DictConfig) -> None:
         "precision": precision,
     }
     trainer = Trainer(learner, batches, training, budget, folder, accelerator, question)
-    curves = card.Curves(folder / card.CURVES, trainer.progress.step, _columns(cfg.k), _tracker(cfg, family, question))
     if trainer.finished and _same(folder / "checkpoint", question):
         cli.out.print(f"{folder / 'checkpoint'} is there already", highlight=False, soft_wrap=True)
         return
     if trainer.progress.step:
         log.info("going on after step %d of %d", trainer.progress.step, trainer.steps)
+    curves = None
+    if accelerator.is_main_process:
+        tracker = _tracker(cfg, family, question)
+        curves = card.Curves(folder / card.CURVES, trainer.progress.step, watch.columns(cfg.k), tracker)
     held_out = {
         t: [i for i, c in enumerate(data.conversations) if c.held_out and c.temperature == t]
         for t in sorted({c.temperature for c in data.conversations})
     }
     some = [i for numbers in held_out.values() for i in numbers[: max(1, cfg.validate // len(held_out))]]
-    if not _learn(trainer, curves, budget, some, cfg.k, family):
+    if not watch.Watch(trainer, curves, budget, some, cfg.k, cli.err).run(family):
         raise RunError(f"stopped at step {trainer.progress.step}; the same command goes on from there")
+    if not accelerator.is_main_process:
+        return
     found = {f"temperature {t:g}": trainer.validate(numbers, cfg.k) for t, numbers in held_out.items() if numbers}
     calibration = trainer.calibrate([i for numbers in held_out.values() for i in numbers])
     if calibration is not None:
         drafter.spec = replace(drafter.spec, confidence_temperatures=tuple(calibration[0]))
     made = _write(folder, drafter, model, target, data, family, cfg, trainer, found, question, calibration)
     for name, v in found.items():
-        cli.out.print(f"{name}: {_in_line(v)}", highlight=False, soft_wrap=True)
+        cli.out.print(f"{name}: {watch.in_words(v)}", highlight=False, soft_wrap=True)
     cli.out.print(f"{folder / 'checkpoint'}: {made['bytes'] / 2**20:.1f} MiB", highlight=False, soft_wrap=True)
 
 
@@ -173,79 +178,6 @@ def _streams(cfg: DictConfig, target: CausalLM, data: Corpus, taps: tuple[int, .
 
         budget = int(cfg.streams_gb * 2**30)
         return streams.keep(target, data, taps, tuple(cfg.also_taps), folder.parent / "streams", budget, say)
-
-
-def _columns(k: int) -> list[str]:
-    acceptance = [f"acceptance_{i + 1}" for i in range(k)]
-    return ["step", "tokens", "minutes", "loss", "rate", "gradient", "validation_loss", "tokens_per_pass", *acceptance]
-
-
-def _learn(trainer: Trainer, curves: card.Curves, budget: Budget, some: list[int], k: int, family: str) -> bool:
-    """Train until the budget is used up; False where it was asked to stop."""
-    numbers: dict[str, float] = {}
-    sums: dict[str, float] = {}
-    count = 0
-
-    def report(progress: Any, found: dict[str, float]) -> None:
-        nonlocal count
-        count += 1
-        for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + value
-
-    terminal = cli.err.is_terminal
-    saved = validated = said = time.monotonic()
-    columns = (
-        TextColumn(family),
-        BarColumn(),
-        TextColumn("{task.fields[words]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with stop_on_signal() as asked, Progress(*columns, console=cli.err, disable=not terminal, transient=True) as bar:
-        task = bar.add_task("", total=1.0, words="")
-        began, share = time.monotonic(), trainer.share
-        for progress in trainer.run(report):
-            now = time.monotonic()
-            due = now - validated > 60 * budget.validate_minutes
-            if due or now - said > 30 or trainer.finished or asked():
-                numbers = {name: total / count for name, total in sums.items()}
-                sums.clear()
-                count = 0
-                said = now
-                row: dict[str, float] = {
-                    "step": progress.step,
-                    "tokens": progress.tokens,
-                    "minutes": progress.seconds / 60,
-                    **numbers,
-                }
-                if due:
-                    v = trainer.validate(some, k)
-                    validated = time.monotonic()
-                    row |= {"validation_loss": v.loss, "tokens_per_pass": v.tokens_per_pass}
-                    row |= {f"acceptance_{i + 1}": a for i, a in enumerate(v.acceptance)}
-                    cli.err.print(f"{family}, step {progress.step}: {_in_line(v)}", highlight=False)
-                curves.add(row)
-                if not terminal:
-                    left = (now - began) / max(1e-9, trainer.share - share) * (1 - trainer.share)
-                    cli.err.print(
-                        f"{family}, step {progress.step} of {trainer.steps}: loss {numbers['loss']:.3f}, "
-                        f"{progress.tokens / progress.seconds:.0f} positions/s, {left / 60:.0f} min left",
-                        highlight=False,
-                    )
-            bar.update(task, completed=trainer.share, words=f"loss {numbers.get('loss', 0):.3f}")
-            if asked() or now - saved > 60 * budget.save_minutes:
-                trainer.save()
-                saved = time.monotonic()
-            if asked() and not trainer.finished:
-                return False
-    trainer.save()
-    return True
-
-
-def _in_line(v: Validation) -> str:
-    acceptance = " ".join(f"{a:.3f}" for a in v.acceptance)
-    return f"{v.tokens_per_pass:.2f} tokens per verify pass, joint acceptance {acceptance}, loss {v.loss:.3f}"
 
 
 def _write(

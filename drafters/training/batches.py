@@ -82,11 +82,11 @@ class Batches:
         at = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
         real = torch.arange(at.shape[1]) < torch.tensor([[len(places)] for places in chosen])
         # out of inference mode: a copy may take part in gradients
-        streams, last = found.taps[:, :, :-1].clone(), found.taps[:, :, -1]
+        streams, last = found.taps[:, :, :-1].clone(), found.taps[:, :, -1].clone()
         return Batch(
             Passages(tokens.to(device), streams, at.to(device)),
             real.to(device),
-            self._target.norm(last).clone(),
+            self._target.norm(last),
             found.total.clone(),
             found.best.clone(),
             torch.tensor([len(m.tokens) for m in members], device=device),
@@ -97,13 +97,15 @@ class Batches:
         return len(self._conversations[number].prompt) + len(self._conversations[number].reply)
 
 
-def truths(batch: Batch, head: OutputHead, depth: int, law: bool = True) -> Iterator[Truth]:
+def truths(
+    batch: Batch, head: OutputHead, depth: int, scaled: Callable[[Tensor], Tensor] | None = None
+) -> Iterator[Truth]:
     """What is right at each of ``depth`` drafts, over the draft vocabulary of ``head``, whose rows are the target's.
-    Without ``law`` the target's own logits are left out."""
+    ``scaled``: see ``CausalLM``; without it the target's own logits are left out."""
     passages = batch.passages
     places = Places(head.ids, batch.best.device)
     before = [(passages.at + 1 + k).clamp(max=passages.tokens.shape[1] - 1) for k in range(depth)]
-    logits = _laws(batch, head, before) if law else None
+    logits = None if scaled is None else _laws(batch, head, before, scaled)
     for k in range(depth):
         known = batch.real & (passages.at + 2 + k < batch.lengths[:, None])
         yield Truth(
@@ -116,12 +118,15 @@ def truths(batch: Batch, head: OutputHead, depth: int, law: bool = True) -> Iter
 
 
 @torch.no_grad()
-def _laws(batch: Batch, head: OutputHead, before: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+def _laws(
+    batch: Batch, head: OutputHead, before: Sequence[Tensor], scaled: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
     """The target's logits [B, A, Vd] after given tokens: computed once for all tokens that any draft asks for."""
     wanted = torch.zeros_like(batch.best, dtype=torch.bool)
     for positions in before:
         wanted.scatter_(1, positions, True)
-    logits = head(batch.hidden[wanted])  # [N, Vd]
+    assert head.lm_head is not None
+    logits = scaled(head.lm_head(batch.hidden[wanted]))  # [N, Vd]
     row = wanted.flatten().cumsum(0).view_as(wanted) - 1
     return lambda positions: logits[row.gather(1, positions)]
 

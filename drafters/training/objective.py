@@ -69,9 +69,9 @@ class Objective:
 @dataclass(frozen=True)
 class Truth:
     """What is right at one draft of each position. label [B, A]: place of the true token in the draft vocabulary, -1
-    for none. logits [B, A, Vd]: the target's, at the tokens of the draft vocabulary, if they are asked for. total [B,
-    A]: logsumexp of all the target's logits. likely [B, A] bool: the target's most likely token is in the draft vocabulary. known [B, A] bool:
-    the text goes on that far."""
+    for none. logits [B, A, Vd]: the target's, at the tokens of the draft vocabulary, if they are asked for. total
+    [B, A]: logsumexp of all the target's logits. likely [B, A] bool: the target's most likely token is in the draft
+    vocabulary. known [B, A] bool: the text goes on that far."""
 
     label: Tensor
     logits: Tensor | None

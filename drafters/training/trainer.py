@@ -82,7 +82,8 @@ class Learner(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The objective's loss."""
         drafts = self.drafter.unroll(self.model, self._target[0], batch.passages, self.goal.depth)
-        answers = truths(batch, self.model.head, self.goal.depth, self.goal.reads_law)
+        scaled = self._target[0].scaled if self.goal.reads_law else None
+        answers = truths(batch, self.model.head, self.goal.depth, scaled)
         return objective.loss(self.goal, drafts, answers)
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -176,10 +177,19 @@ class Trainer:
             self._stepper.step()
             self._stepper.zero_grad()
             self.progress.step += 1
-            self.progress.tokens += batch.positions * self._accelerator.num_processes
-            self.progress.seconds += time.perf_counter() - began
+            self.progress.tokens += int(self._together(batch.positions).sum())
+            self.progress.seconds = float(self._together(self.progress.seconds + time.perf_counter() - began).max())
             report(self.progress, {"loss": found.item(), "rate": rate, "gradient": float(norm)})
             yield self.progress
+
+    def asked_to_stop(self, asked: bool) -> bool:
+        """Whether any process was ``asked`` to stop: then all do, after the same step."""
+        return bool(self._together(float(asked)).any())
+
+    def _together(self, value: float) -> Tensor:
+        """A number of each process, known to all of them."""
+        own = torch.tensor([float(value)], dtype=torch.float64, device=self._accelerator.device)
+        return self._accelerator.gather(own) if self._accelerator.num_processes > 1 else own
 
     def validate(self, numbers: Sequence[int], depth: int) -> Validation:
         """How well the drafter drafts ``depth`` tokens on these conversations."""
@@ -209,7 +219,7 @@ class Trainer:
                 drafts = self._learner.drafter.unroll(model, target, batch.passages, goal.depth)
                 if drafts.confidence is None:
                     return None
-                answers = list(truths(batch, model.head, goal.depth))
+                answers = list(truths(batch, model.head, goal.depth, target.scaled))
                 accepted = [objective.Losses.apply(q, p, goal)[1] for q, p in zip(drafts.logits, answers, strict=True)]
             whole = answers[-1].known  # where all drafts have something to be right about
             said.append(drafts.confidence[whole].float().cpu().numpy())

@@ -30,7 +30,7 @@ class Validation:
 
 def right(drafts: Unrolled, batch: Batch, head: OutputHead) -> Tensor:
     """Which drafts are what the text says: [B, A, K] bool."""
-    answers = truths(batch, head, len(drafts.logits), law=False)
+    answers = truths(batch, head, len(drafts.logits))
     return torch.stack(
         [logits.argmax(dim=-1) == truth.label for logits, truth in zip(drafts.logits, answers, strict=True)], dim=-1
     )

@@ -27,7 +27,8 @@ from drafters.eagle1 import Eagle1
 from drafters.initial import SPREAD, read_weight
 from drafters.medusa import Medusa
 from drafters.mtp import Mtp
-from drafters.neural import Neural
+from drafters.neural import Neural, Passages
+from drafters.training.batches import Places
 from specbench.model import CausalLM
 
 VOCABULARY = 8192  # of the heads with a draft vocabulary
@@ -89,12 +90,12 @@ def trained(head: Head, target: CausalLM, texts: Sequence[Text], folder: Path, s
     drafter = head.kind(network=head.options, **head.settings)
     model = drafter.build(target).requires_grad_(True)
     prepare(model, target, texts)
-    features = [features_of(target, text, drafter.taps) for text in texts]
+    streams = [streams_of(target, text, drafter.taps) for text in texts]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
     generator = torch.Generator().manual_seed(SEED)
     for step in range(head.steps if head.depth else 0):
         which = step % len(texts)
-        found = loss(drafter, model, target, texts[which], features[which], head.depth, generator)
+        found = loss(drafter, model, target, texts[which], streams[which], head.depth, generator)
         optimizer.zero_grad()
         found.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -134,13 +135,12 @@ def prepare(model: DraftModel, target: CausalLM, texts: Sequence[Text]) -> None:
         model.head.lm_head.weight.copy_(table[model.head.ids])
 
 
-def features_of(target: CausalLM, text: Text, taps: Sequence[int]) -> Tensor:
-    """What heads read of the target [1, T, F]: taps side by side; the last one alone after the final norm."""
+def streams_of(target: CausalLM, text: Text, taps: Sequence[int]) -> Tensor:
+    """What heads read of the target, [1, T, m, D]."""
     cache = target.new_cache(1, len(text.tokens), steps=len(text.tokens))
     streams = target.prefill(text.tokens, cache, 0, taps).taps
     assert streams is not None
-    features = streams.flatten(2) if len(taps) > 1 else target.norm(streams[:, :, 0])
-    return features.clone()  # made without gradients in mind; a copy may take part in them
+    return streams.clone()  # made without gradients in mind; a copy may take part in them
 
 
 def loss(
@@ -148,48 +148,18 @@ def loss(
     model: DraftModel,
     target: CausalLM,
     text: Text,
-    features: Tensor,
+    streams: Tensor,
     depth: int,
     draws: torch.Generator,
 ) -> Tensor:
     """Mean cross-entropy of ``depth`` drafts at some positions of the reply."""
     first, last = text.prompt - 1, len(text.tokens) - 2  # a draft at the last position but one is past the end
     at = (first + torch.randperm(last - first, generator=draws)[:POSITIONS]).sort().values
-    none = torch.full((depth,), -1)
-    following = torch.cat((text.tokens, none))
-    losses = []
-    for j, hidden in enumerate(hidden_states(drafter, model, text.tokens, features, at, depth)):
-        logits = output_layer(model, target, j)(hidden)
-        losses.append(F.cross_entropy(logits, rows(model, following[at + 2 + j]), ignore_index=-1))
+    following = torch.cat((text.tokens, torch.full((depth,), -1)))
+    places = Places(model.head.ids, at.device)
+    drafts = drafter.unroll(model, target, Passages(text.tokens[None], streams, at[None]), depth)
+    losses = [
+        F.cross_entropy(logits[0], places(following[at + 2 + j]), ignore_index=-1)
+        for j, logits in enumerate(drafts.logits)
+    ]
     return torch.stack(losses).mean()
-
-
-def hidden_states(
-    drafter: Neural, model: DraftModel, tokens: Tensor, features: Tensor, at: Tensor, depth: int
-) -> Sequence[Tensor]:
-    """For each draft the hidden states [N, D] that the output head reads, at the positions ``at`` [N]."""
-    network = model.network
-    if isinstance(drafter, Medusa):
-        return network(features[0, at], depth).unbind(dim=1)
-    if isinstance(drafter, DFlash):
-        blocks = torch.full((1, len(at), depth + 1), drafter.spec.mask)
-        blocks[0, :, 0] = tokens[at + 1]
-        return network.unroll(model.embedding(blocks).clone(), features, at[None] + 1)[0, :, 1:].unbind(dim=1)
-    cell = network.cells[0] if isinstance(drafter, Mtp) else network
-    return [hidden[0, at] for hidden in cell.unroll(model.embedding(tokens[None]).clone(), features, depth)]
-
-
-def output_layer(model: DraftModel, target: CausalLM, draft: int) -> Any:
-    """What makes logits of a draft's hidden states: with gradients, unlike the target's own ``head``."""
-    if len(getattr(model.network, "outputs", ())):
-        return model.network.outputs[draft]
-    return target.model.get_output_embeddings() if model.head.lm_head is None else model.head.lm_head
-
-
-def rows(model: DraftModel, tokens: Tensor) -> Tensor:
-    """The places of ``tokens`` [N] among the logits; -1 for what has none."""
-    ids = model.head.ids
-    if ids is None:
-        return tokens
-    place = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
-    return torch.where(ids[place] == tokens, place, -1)
