@@ -138,17 +138,18 @@ class Neural(Drafter):
     def build(self, target: CausalLM) -> DraftModel:
         """The network on the target's device, as it is trained and saved. Raises ConfigError where it does not fit."""
         check_ends(target)
-        if self._checkpoint == shipped.SHIPPED:
-            self._checkpoint = shipped.find(self.family, target, "drafter.checkpoint")
-        if self._checkpoint is None:
+        path = self._checkpoint
+        if path == shipped.SHIPPED:
+            path = shipped.find(self.family, target, "drafter.checkpoint")
+        if path is None:
             self.spec = self.settle(self._options.spec(target))
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(SEED)
                 model = self.spec.model(target).to(target.device)
                 self.begin(model, target)
         else:
-            with _sound(self._checkpoint):
-                loaded = self.read(self._checkpoint, target)
+            with _sound(path):
+                loaded = self.read(path, target)
                 self.spec, self._files = self.settle(self.spec_type(**loaded.fields)), loaded.files
                 model = self.spec.model(target)
                 loaded.fill(model)

@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
-# Data and all drafters for a target on this machine's GPU, in at most 9 minutes: bash scripts/gpu_train.sh [OUT] [SETTING…]
-# for instance: bash scripts/gpu_train.sh trained target=smollm2. With no network, WHEELS=folder installs from there.
-# Checkpoints, of at most 15 MiB each, their cards and the data are left in OUT (default: results/training/gpu).
+# Data and all drafters for a target on this machine's GPU, in at most 9 minutes, with no network but for the target:
+#     bash scripts/gpu_train.sh OUT [SETTING…]        for instance: bash scripts/gpu_train.sh trained target=qwen3_4b
+# OUT/<family> is a checkpoint with its card, OUT/data what they learned from; all else is left in a temporary folder.
+# Where hydra is missing it is installed from the wheels in $WHEELS, or by pip.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-OUT="${1:-results/training/gpu}"
-shift || true
+OUT="${1:?say where to: bash scripts/gpu_train.sh OUT [SETTING…]}"
+shift
 PYTHON="${PYTHON:-python3}"
+WORK="$(mktemp -d)"
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}"
 if ! "$PYTHON" -c 'import hydra' 2>/dev/null; then
   "$PYTHON" -m pip install --quiet ${WHEELS:+--no-index --find-links "$WHEELS"} hydra-core omegaconf
 fi
-"$PYTHON" -m drafters.training.data prompts=65536 shard=2048 minutes=2.5 out="$OUT/data" "$@"
+"$PYTHON" -m drafters.training.data prompts=65536 shard=2048 minutes=2.5 out="$WORK/data" "$@"
+mkdir -p "$OUT/data"
+cp "$WORK/data/conversations.parquet" "$WORK/data/manifest.json" "$OUT/data/"
 for family in small_lm eagle mtp medusa dflash dspark; do
-  "$PYTHON" -m drafters.training drafter=$family experiment=train_default data="$OUT/data" out="$OUT/$family" \
-    epochs=100 minutes=0.75 batch_tokens=16384 streams_gb=60 save_minutes=1 validate_minutes=10 "$@"
+  # a GPU computes the target's streams faster than a disk reads them
+  "$PYTHON" -m drafters.training drafter=$family experiment=train_default data="$WORK/data" out="$WORK/$family" \
+    epochs=100 minutes=0.7 batch_tokens=16384 streams_gb=0 save_minutes=1 validate_minutes=10 "$@"
+  cp -r "$WORK/$family/checkpoint" "$OUT/$family"
 done
-du -ch "$OUT"/*/checkpoint | tail -1
+du -sh "$OUT"/*

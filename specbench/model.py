@@ -116,6 +116,16 @@ class CausalLM:
         """Whether forwards are recorded and replayed, as on a GPU."""
         return self._record
 
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Within it forwards run as they are, for caches and shapes that will not come again: recording one takes as
+        long as many of them."""
+        before, self._record = self._record, False
+        try:
+            yield
+        finally:
+            self._record = before
+
     @property
     def engine(self) -> str:
         """Whose forward it runs by, ``fused`` (ours) or ``transformers``, and whether it is traced or recorded."""

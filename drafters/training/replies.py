@@ -73,7 +73,7 @@ def _continue(target: CausalLM, tasks: Sequence[Task], stop_ids: Collection[int]
 def _prefill(target: CausalLM, cache: RaggedCache, tasks: Sequence[Task]) -> None:
     """Run all prompts but for their last tokens."""
     lengths = torch.tensor([len(task.prompt) - 1 for task in tasks])
-    if target.recorded:  # a recording for each length would take longer than it saves
+    if target.recorded:  # the cache is one of a few sizes, and rows that are run alone are not recorded
         for row, task in enumerate(tasks):
             if lengths[row]:
                 target.prefill(torch.tensor(task.prompt[:-1], device=target.device), cache, row)

@@ -180,8 +180,9 @@ def run_target(target: CausalLM, members: Sequence[Conversation], taps: Sequence
     tokens = torch.zeros(len(members), size, dtype=torch.long)
     for row, member in enumerate(members):
         tokens[row, : len(member.prompt) + len(member.reply)] = torch.tensor(member.tokens)
-    cache = target.new_cache(len(members), size)
-    output = target.forward(tokens.to(target.device), cache, taps=tuple(taps), last_only=True)
+    with target.unrecorded():
+        cache = target.new_cache(len(members), size)
+        output = target.forward(tokens.to(target.device), cache, taps=tuple(taps), last_only=True)
     assert output.taps is not None
     total = torch.zeros(len(members), size, device=target.device)
     best = torch.zeros(len(members), size, dtype=torch.long, device=target.device)
