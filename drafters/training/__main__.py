@@ -177,7 +177,8 @@ def _streams(cfg: DictConfig, target: CausalLM, data: Corpus, taps: tuple[int, .
                 cli.err.print(f"the target's streams: {done} of {of} batches, {last - began:.0f} s", highlight=False)
 
         budget = int(cfg.streams_gb * 2**30)
-        return streams.keep(target, data, taps, tuple(cfg.also_taps), Path(str(cfg.streams or folder.parent / "streams")), budget, say)
+        place = Path(str(cfg.streams or folder.parent / "streams"))
+        return streams.keep(target, data, taps, tuple(cfg.also_taps), place, budget, say)
 
 
 def _write(
