@@ -1,14 +1,18 @@
 """Prompts in a target's own words: it is given the beginning of a user's turn and writes the rest.
 
 What a model was taught to answer it can also ask, so prompts for training need no data set (Xu et al. 2024, "Magpie:
-Alignment Data Synthesis from Scratch by Prompting Aligned LLMs with Nothing"). Beginnings of many kinds keep it from
-asking one kind of question; a word drawn from a list varies each of them.
+Alignment Data Synthesis from Scratch by Prompting Aligned LLMs with Nothing"). Beginnings of many kinds (kinds.yaml)
+keep it from asking one kind of question; a word drawn from a list varies each of them.
 """
 
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from drafters.training.replies import Task
 from specbench.errors import ConfigError
@@ -32,232 +36,14 @@ class Kind:
     passage: bool = False
 
 
-WORDS = {
-    "topic": [
-        "cooking",
-        "gardening",
-        "sleep",
-        "travel by train",
-        "a job interview",
-        "learning the piano",
-        "old photographs",
-        "the ocean",
-        "personal finance",
-        "birds",
-        "a difficult neighbour",
-        "volcanoes",
-        "bread",
-        "cycling",
-        "school",
-        "the human heart",
-        "bridges",
-        "electric cars",
-        "a family holiday",
-        "chess",
-        "the stars",
-        "coffee",
-        "public libraries",
-        "running",
-        "a small business",
-        "bees",
-        "painting a room",
-        "a lost key",
-        "climate",
-        "the Roman empire",
-        "friendship",
-        "robots",
-        "rivers",
-        "a power cut",
-        "vaccines",
-        "maps",
-        "moving house",
-        "a wedding speech",
-        "insects",
-        "tea",
-        "computers",
-        "mountains",
-        "sport",
-        "music",
-        "dogs",
-        "winter",
-        "history",
-        "medicine",
-    ],
-    "language": ["French", "Spanish", "German", "Italian", "Portuguese", "English", "Dutch", "Polish"],
-    "code": ["Python", "Python", "Python", "JavaScript", "SQL", "Java", "C", "Bash", "HTML", "Go"],
-    "data": [
-        "names",
-        "dates",
-        "places",
-        "prices",
-        "phone numbers",
-        "products",
-        "ingredients",
-        "events",
-        "amounts",
-        "people and their roles",
-    ],
-    "text": [
-        "news article",
-        "email",
-        "product review",
-        "letter",
-        "blog post",
-        "report",
-        "story",
-        "interview",
-        "set of meeting notes",
-        "announcement",
-        "encyclopedia entry",
-        "travel guide",
-        "speech",
-        "recipe introduction",
-    ],
-    "form": [
-        "poem",
-        "short story",
-        "dialogue",
-        "letter",
-        "speech",
-        "fable",
-        "diary entry",
-        "limerick",
-        "product description",
-        "song",
-    ],
-    "thing": [
-        "apples",
-        "euros",
-        "kilometres",
-        "tickets",
-        "litres",
-        "hours",
-        "students",
-        "boxes",
-        "marbles",
-        "pages",
-        "metres",
-        "coins",
-    ],
-}
+def _kinds() -> tuple[dict[str, list[str]], dict[str, Kind]]:
+    """The words and kinds of kinds.yaml."""
+    text = files("drafters.training").joinpath("kinds.yaml").read_text(encoding="utf-8")
+    found: Any = OmegaConf.to_container(OmegaConf.create(text))
+    return found["words"], {name: Kind(**kind) for name, kind in found["kinds"].items()}
 
-KINDS = {
-    "chat": Kind(
-        18,
-        (
-            "",
-            "How do I",
-            "I need advice about {topic}.",
-            "My friend",
-            "Can you explain",
-            "What is the best way to",
-            "Give me",
-            "I am writing about {topic} and",
-            "Help me",
-            "Write a {form} about {topic}",
-            "Write a {form}",
-            "Explain {topic} to",
-            "Draft an email to",
-        ),
-    ),
-    "question": Kind(
-        14,
-        (
-            "What",
-            "Why",
-            "When was",
-            "Who",
-            "Which",
-            "How does",
-            "What is the difference between",
-            "Describe",
-            "Name three",
-            "What causes",
-            "In a few sentences, explain why",
-            "Where",
-            "How is {topic}",
-        ),
-    ),
-    "code": Kind(
-        14,
-        (
-            "Write a {code} function that",
-            "Write a {code} program to",
-            "Explain what this {code} code does:\n\n```",
-            "Find the bug in this {code} code:\n\n```",
-            "Write a regular expression",
-            "How can I in {code}",
-            "Given the following {code} function, write tests for it:\n\n```",
-            "Write a {code} class",
-            "Rewrite this {code} code so that it is shorter:\n\n```",
-            "Implement",
-            "Write a SQL query",
-        ),
-    ),
-    "math": Kind(
-        13,
-        (
-            "Solve",
-            "A farmer has",
-            "Calculate",
-            "If",
-            "A train",
-            "What is the value of",
-            "Find the",
-            "There are {thing}",
-            "A shop sells {thing}",
-            "How many {thing}",
-            "Anna has 12 {thing}",
-            "The sum of",
-            "A rectangle",
-            "What is the probability",
-            "Show step by step how to",
-        ),
-    ),
-    "summary": Kind(
-        12,
-        (
-            "Summarise the following {text} in three sentences.\n\n",
-            "Summarize this {text} about {topic}:\n\n",
-            "Give the main points of the {text} below as a list.\n\n",
-            "In one sentence, what does this {text} say?\n\n",
-            "Write a headline and a short summary for this {text}:\n\n",
-        ),
-        passage=True,
-    ),
-    "extraction": Kind(
-        10,
-        (
-            "Extract the {data} from the following {text}.\n\n",
-            "List all {data} mentioned in this {text} about {topic}:\n\n",
-            "Turn the {text} below into JSON with the {data}.\n\n",
-            "Make a table of the {data} in this {text}:\n\n",
-        ),
-        passage=True,
-    ),
-    "reading": Kind(
-        10,
-        (
-            "Read the {text} and answer the question.\n\n",
-            "Answer the question from the passages only.\n\nQuestion:",
-            "Using only the {text} below about {topic}, answer:",
-            "[1] ",
-        ),
-        passage=True,
-    ),
-    "translation": Kind(
-        9,
-        (
-            'Translate into {language}: "',
-            "Translate the following sentence into {language}:",
-            "Translate this text about {topic} into {language}:\n\n",
-            "How do you say in {language}:",
-            "Translate from {language} to English:",
-            "Correct the grammar of this sentence:",
-            "Rewrite this more politely:",
-        ),
-    ),
-}
+
+WORDS, KINDS = _kinds()
 
 
 class Asker:
