@@ -266,7 +266,9 @@ class DFlash(BlockDrafter):
     def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
         """Blocks of ``k`` drafts."""
         hidden = self.hidden(model, target, passages, k)
-        return Unrolled([model.head(h) for h in hidden.unbind(dim=2)])
+        # one product of two matrices: of tensors that do not lie in one piece linear layers copy their weight for each
+        logits = model.head(hidden.flatten(0, 2)).unflatten(0, hidden.shape[:3])
+        return Unrolled(logits.unbind(dim=2))
 
 
 class BlockByBlock:

@@ -137,9 +137,9 @@ class DSparkNetwork(dflash.Backbone):
             return logits, self.confidence(hidden, None)
         changed, reads = [], []
         state: Tensor | None = None
-        for k in range(logits.shape[1]):
-            added, read, state = self.markov_head(before[:, k], hidden[:, k], state)
-            changed.append(logits[:, k] + added)
+        for own, h, token in zip(logits.unbind(dim=1), hidden.unbind(dim=1), before.unbind(dim=1), strict=True):
+            added, read, state = self.markov_head(token, h, state)
+            changed.append(own + added)
             reads.append(read)
         return torch.stack(changed, dim=1), self.confidence(hidden, torch.stack(reads, dim=1))
 

@@ -78,18 +78,18 @@ class MedusaHeads(nn.Module):
 
     def forward(self, feature: Tensor, heads: int) -> Tensor:
         """feature [..., D] -> what the first ``heads`` heads make of it, [..., heads, D]."""
-        made = []
-        for i in range(heads):
-            layers: Any = self.heads[i]
-            x = feature
-            for layer in layers:
-                x = x + F.silu(layer(x))
-            made.append(x)
-        return torch.stack(made, dim=-2)
+        return torch.stack([self.head(feature, i) for i in range(heads)], dim=-2)
+
+    def head(self, feature: Tensor, i: int) -> Tensor:
+        """feature [..., D] -> what head ``i`` makes of it [..., D]."""
+        layers: Any = self.heads[i]
+        for layer in layers:
+            feature = feature + F.silu(layer(feature))
+        return feature
 
     def logits(self, feature: Tensor, heads: int, head: OutputHead) -> list[Tensor]:
         """feature [..., D] -> of each of the first ``heads`` heads logits [..., Vd], by its own output or ``head``."""
-        hidden = self(feature, heads).unbind(dim=-2) if heads else ()
+        hidden = [self.head(feature, i) for i in range(heads)]
         return [self.outputs[i](h) if len(self.outputs) else head(h) for i, h in enumerate(hidden)]
 
 

@@ -147,4 +147,4 @@ class Losses(torch.autograd.Function):
         return by_logits.view(*by_each.shape, -1), None, None
 
 
-ROWS = 48  # of logits done at a time on a CPU
+ROWS = 16  # of logits done at a time on a CPU
