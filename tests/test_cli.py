@@ -254,7 +254,9 @@ REFUSED = {
     "device=gpu": ("device=gpu", "auto, cpu or cuda"),
     "target=hf": ("target.path=VALUE",),
     "target=hf target.path=./nowhere": ("model folder ./nowhere does not exist", "a folder or a hub id"),
-    "drafter=small_lm": ("drafter=small_lm", "drafter.model=FOLDER_OR_HUB_ID"),
+    "drafter=small_lm": ("no small_lm comes with specbench for tiny-llama", "drafter.model=FOLDER"),
+    "drafter=small_lm drafter.model=null": ("drafter=small_lm", "drafter.model=FOLDER_OR_HUB_ID"),
+    "drafter=eagle": ("no eagle comes with specbench for tiny-llama", "python -m drafters.training drafter=eagle"),
 }
 
 

@@ -146,7 +146,8 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["drafter=eagle"], 0, "config.json, model.safetensors"),
+        (["drafter=eagle", "drafter.checkpoint=null"], 0, "config.json, model.safetensors"),
+        (["drafter=eagle"], 2, "no eagle comes with specbench for tiny-llama"),
         (["drafter=ngram"], 2, "NGram has no network to write"),
         (["drafter=mtp", "layout=odd"], 2, "layout=odd is unknown"),
         (["drafter=eagle", "drafter.checkpoint=./nothing"], 2, "there is no such folder"),
