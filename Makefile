@@ -24,9 +24,9 @@ bench: setup ## compare the drafters on the default model (minutes); table and f
 
 TRAINED := results/training/SmolLM2-135M-Instruct
 
-train: setup ## train all drafters on the shipped data, on equal terms (an hour and more; goes on where it was), and measure them
+train: setup ## data in the default model's words, and all drafters trained on it, on equal terms (hours; goes on where it was)
+	$(RUN) -m drafters.training.data
 	$(RUN) scripts/train_all.py experiment=train_default --out $(TRAINED)
-	$(MAKE) training-runs
 
 training-runs: setup ## measure the trained drafters against their cards; table and figure in results/training
 	$(RUN) -m specbench experiment=trained

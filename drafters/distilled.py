@@ -65,6 +65,8 @@ class SmallModel(nn.Module):
         super().__init__()
         self.config, self.frozen = config, list(frozen)
         self.backbone = AutoModel.from_config(config, dtype=torch.float32)
+        if not hasattr(self.backbone, "layers") or not hasattr(self.backbone, "norm"):
+            raise ConfigError(f"a small LM is made of blocks like Llama's, which {target.name} does not have")
         self.backbone.set_input_embeddings(nn.Embedding(1, 1))  # the target's are used
         self.network = nn.ModuleList([*self.backbone.layers[len(frozen) :], self.backbone.norm])
         self.head = OutputHead(target.width, rows)
@@ -81,6 +83,7 @@ def build(options: Options, target: CausalLM) -> SmallModel:
     """A new small LM: the target's blocks, its final norm, and rows of its head."""
     blocks = options.chosen(target)
     initial.check_vocabulary(options.vocabulary, target)
+    _check_embeddings(target)
     config = shortened(target.model.config, blocks)
     model = SmallModel(config, blocks[: options.frozen], options.vocabulary or target.vocab_size, target)
     with torch.no_grad():
@@ -90,6 +93,14 @@ def build(options: Options, target: CausalLM) -> SmallModel:
             copy_block(model.backbone.norm, target.final_norm, target)
         initial.start_head(model.head, target)
     return model.to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def _check_embeddings(target: CausalLM) -> None:
+    """Raise ConfigError for a target that does more with a token than to look up its embedding."""
+    table = target.model.get_input_embeddings().weight
+    some = torch.arange(min(8, len(table)), device=table.device)
+    if not torch.equal(target.embed(some), table[some]):
+        raise ConfigError(f"{target.name} scales its embeddings, which a small LM made of its blocks does not know of")
 
 
 def unroll(model: SmallModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
@@ -137,7 +148,11 @@ def read(path: str, target: CausalLM, engine: str) -> tuple[CausalLM, Tensor | N
         raise ConfigError(
             f"drafter.model={path} takes blocks {frozen} of its target, and {target.name} has not as many"
         )
-    small = SmallModel(config, frozen, rows, target)
+    _check_embeddings(target)
+    try:
+        small = SmallModel(config, frozen, rows, target)
+    except (AttributeError, RuntimeError) as error:  # the target's blocks are of another kind or size
+        raise ConfigError(f"drafter.model={path} was made of another target's blocks: {error}") from error
     own = {f"model.{name}": value for name, value in small.backbone.state_dict().items()}
     given = {n: v for n, v in source.tensors.items() if n.startswith("model.")}
     left = [f"model.layers.{i}." for i in range(len(frozen))]

@@ -41,6 +41,11 @@ class Spec:
     outputs: int | None = None
     vocabulary: int | None = None
 
+    @property
+    def drafts(self) -> int:
+        """Most tokens that are drafted."""
+        return self.heads
+
     def model(self, target: CausalLM) -> DraftModel:
         """The heads, their weights not set."""
         head = OutputHead(self.width, self.vocabulary)

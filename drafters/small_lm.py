@@ -13,7 +13,7 @@ from torch import Tensor
 
 from drafters import distilled, shipped
 from drafters.checkpoints.files import Written
-from drafters.neural import Passages, Unrolled, check_types
+from drafters.neural import SEED, Passages, Unrolled, check_types
 from drafters.proposing import Proposal, check_proposal
 from specbench.cache import RaggedCache
 from specbench.drafting import Batch, Drafter
@@ -73,7 +73,9 @@ class SmallLM(Drafter):
 
     def build(self, target: CausalLM) -> distilled.SmallModel:
         """A new small LM, to be trained."""
-        return distilled.build(self._network, target)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            return distilled.build(self._network, target)
 
     def unroll(self, model: distilled.SmallModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
         """See ``distilled.unroll``."""

@@ -55,6 +55,12 @@ def run(cfg: DictConfig) -> None:
     data = corpus.read(_data(cfg.data, target), target)
     drafter = _drafter(cfg, target, family)
     model = drafter.build(target)
+    most = getattr(drafter.spec, "drafts", None) if hasattr(drafter, "spec") else None
+    if most is not None and max(cfg.k, goal.depth) > most:
+        raise ConfigError(
+            f"k={cfg.k} and recipe.depth={goal.depth}: this network drafts {most} tokens at most; give less, or widen "
+            "it by drafter.network"
+        )
     _choose_vocabulary(model, data, target)
     learner = Learner(drafter, _trainable(model), target, goal)
     taps = (*drafter.taps, len(target.blocks))

@@ -60,7 +60,8 @@ def in_words(card: Mapping[str, Any]) -> str:
 Drafts {card["k"]} tokens a round. {card["parameters"]:,} parameters of its own; the output head is rows of the target's
 for {card["vocabulary"]} tokens, which are {card["coverage"]:.1%} of what the held-out replies say.
 
-Trained on {data["reply_tokens"]:,} reply tokens of the target's own (table SHA-256 `{data["table_sha256"][:16]}…`),
+Trained on a share of {card["settings"]["share"]:g} of the data, which hold {data["reply_tokens"]:,} reply tokens of the
+target's own (table SHA-256 `{data["table_sha256"][:16]}…`),
 {card["progress"]["tokens"]:,} positions in {card["progress"]["step"]:,} steps and {minutes:.0f} minutes on
 {card["made_by"]["machine"]["cpu"] if "gpu" not in card["made_by"]["machine"] else card["made_by"]["machine"]["gpu"]}:
 
@@ -85,7 +86,7 @@ class Curves:
             with path.open(newline="") as file:
                 kept = [row for row in csv.DictReader(file) if int(row["step"]) <= from_step]
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, names)
+            writer = csv.DictWriter(file, names, extrasaction="ignore")  # an earlier k may have had more columns
             writer.writeheader()
             writer.writerows(kept)
 

@@ -4,7 +4,8 @@
 
 A target learns nothing from this; its drafters learn what it says. The work is cut into shards, each of which depends
 on the seed alone and appears whole or not at all: an interrupted run goes on where it was. Once all are there they are
-joined, without prompts that repeat others or that the built-in evaluation set contains. Settings: conf/data.yaml.
+joined, without prompts that repeat others or that the built-in evaluation set contains. Settings are those of
+conf/training_data.yaml.
 """
 
 import itertools
@@ -61,6 +62,8 @@ class Settings:
                 raise ConfigError(f"{name}={value} is no whole number from 1 on")
         if type(self.seed) is not int:
             raise ConfigError(f"seed={self.seed} is no whole number")
+        if self.held_out == 1:
+            raise ConfigError("held_out=1 keeps all replies for validation and leaves none to train on; give 2 or more")
         if not self.temperatures:
             raise ConfigError("temperatures=[] answers nothing; give [0] for greedy replies, [0,1] for both kinds")
 
@@ -92,6 +95,7 @@ def make_shard(
     between = time.perf_counter()
     found = _answer(target, settings, asked, rows)
     stages = {
+        "asked": len(settings.indices(shard)),
         "prompt_tokens": written,
         "prompt_seconds": round(between - began, 1),
         "reply_tokens": sum(len(c.reply) for c in found),
@@ -134,6 +138,7 @@ def join(folder: Path, target: CausalLM, settings: Settings, facts: Mapping[str,
     numbers = [i for i in range(settings.shards) if (folder / SHARD.format(i)).exists()]  # all, unless time ran out
     shards = [folder / SHARD.format(i) for i in numbers]
     found = [c for path in shards for c in corpus.read_table(path)]
+    found = [c for c in found if int(c.id.split("/")[0]) < settings.prompts]  # more may have been asked for before
     if not found:
         raise RunError("no prompt was of use, so there is nothing to train on; ask for more: prompts=NUMBER")
     by_prompt: dict[str, list[Conversation]] = {}
@@ -143,6 +148,11 @@ def join(folder: Path, target: CausalLM, settings: Settings, facts: Mapping[str,
     shared = overlap.overlapping(texts, [turn for c in load_builtin().conversations for turn in c.turns])
     repeated = list(overlap.repetitions(texts))
     kept = [answers for answers, s, r in zip(by_prompt.values(), shared, repeated, strict=True) if not s and not r]
+    if len(kept) < 2:
+        raise RunError(
+            f"of {len(by_prompt)} prompts {len(kept)} is left without those that repeat others or are in the "
+            "evaluation set: too few to train on and to validate; ask for more: prompts=NUMBER"
+        )
     every = min(settings.held_out, len(kept))
     conversations = [replace(c, held_out=i % every == every - 1) for i, answers in enumerate(kept) for c in answers]
     dropped = {
@@ -176,6 +186,8 @@ def run(cfg: DictConfig) -> None:
     plain = {f.name: cfg[f.name] for f in fields(Settings)}
     if not OmegaConf.is_list(cfg.temperatures):
         raise ConfigError(f"temperatures={cfg.temperatures} is no list; write temperatures=[0,1]")
+    if any(isinstance(t, bool) or not isinstance(t, int | float) for t in cfg.temperatures):
+        raise ConfigError(f"temperatures={cfg.temperatures} are no numbers; write temperatures=[0,1]")
     settings = Settings(**{**plain, "temperatures": tuple(float(t) for t in cfg.temperatures)})
     _ = settings.samplings  # refuse now what is no temperature
     prompts = None if cfg.source is None else cli.make(cfg.source)
@@ -192,7 +204,7 @@ def run(cfg: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         _same_question(folder, target, settings, prompts)
-        missing = [i for i in range(settings.shards) if not _sound(folder / SHARD.format(i))]
+        missing = [i for i in range(settings.shards) if not _sound(folder / SHARD.format(i), len(settings.indices(i)))]
         rows = cfg.rows or (ROWS_GPU if target.device.type == "cuda" else ROWS)
         workers = cfg.workers or (1 if target.device.type == "cuda" else torch.get_num_threads())
         jobs = _in_time([Job(folder, settings, i, rows) for i in missing], cfg.minutes)
@@ -313,9 +325,8 @@ def _same_question(folder: Path, target: CausalLM, settings: Settings, prompts: 
         state.write_text(json.dumps(question, indent=1) + "\n")
         return
     found = json.loads(state.read_text())
-    if found["target"] != question["target"]:
-        corpus.check_target(found["target"], target, f"out={folder}", "give another folder as out=")
-    if found != question:
+    corpus.check_target(found["target"], target, f"out={folder}", "give another folder as out=")
+    if settings_of(found) != settings_of(question):
         differing = [
             name for name in settings_of(question) if settings_of(found).get(name) != settings_of(question)[name]
         ]
@@ -330,16 +341,18 @@ def settings_of(question: Mapping[str, Any]) -> dict[str, Any]:
     return {**question["settings"], "source": question["source"], "dtype": question["dtype"]}
 
 
-def _sound(path: Path) -> bool:
-    """Whether a shard is there and whole."""
+def _sound(path: Path, asked: int) -> bool:
+    """Whether a shard is there, whole, and of no fewer prompts than are ``asked`` for."""
     if not path.exists():
         return False
     try:
         corpus.read_table(path)
-    except ConfigError:
+        sound = corpus.read_facts(path)["asked"] >= asked
+    except (ConfigError, KeyError):
+        sound = False
+    if not sound:
         path.unlink()
-        return False
-    return True
+    return sound
 
 
 def _show(made: Iterator[Path], total: int, missing: int) -> None:

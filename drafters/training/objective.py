@@ -89,7 +89,7 @@ def loss(objective: Objective, drafts: Unrolled, truths: Iterator[Truth]) -> Ten
             guess = drafts.confidence[..., k].float()
             bce = F.binary_cross_entropy_with_logits(guess, accepted, reduction="none")
             each = each + objective.confidence * bce
-        found.append(weight * (each * truth.known).sum() / truth.known.sum().clamp(min=1))
+        found.append(weight * each.where(truth.known, 0).sum() / truth.known.sum().clamp(min=1))
     return torch.stack(found).sum()
 
 
@@ -130,20 +130,22 @@ class Losses(torch.autograd.Function):
             if laws is not None and (goal.distance or goal.confidence):
                 p = (laws[part].float() - total[part][:, None]).exp()  # of the whole vocabulary; the rest is missed
                 difference = q - p
-                each[part] += goal.distance * (difference.abs().sum(dim=-1) + (1 - p.sum(dim=-1)).clamp(min=0))
                 accepted[part] = torch.minimum(p, q).sum(dim=-1).clamp(0, 1)
+                each[part] += goal.distance * (difference.abs().sum(dim=-1) + (1 - p.sum(dim=-1)).clamp(min=0))
                 sign = difference.sign_()
                 slope += goal.distance * q * (sign - (sign * q).sum(dim=-1, keepdim=True))
             gradient[part] = slope
         ctx.save_for_backward(gradient)
+        accepted = accepted.view(shape)
         ctx.mark_non_differentiable(accepted)
-        return each.view(shape), accepted.view(shape)
+        return each.view(shape), accepted
 
     @staticmethod
     def backward(ctx: Any, by_each: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         """See above."""
         (gradient,) = ctx.saved_tensors
-        by_logits = gradient * by_each.flatten()[:, None].to(gradient.dtype)
+        weights = by_each.flatten()[:, None].to(gradient.dtype)
+        by_logits = (gradient * weights).where(weights != 0, 0)  # where nothing is known there may be infinities
         return by_logits.view(*by_each.shape, -1), None, None
 
 

@@ -116,14 +116,19 @@ def keep(
     conversations = corpus.conversations
     tokens = sum(len(c.prompt) + len(c.reply) for c in conversations)
     with _state(folder, target, corpus) as kept:
+        entry = tokens * target.width * target.dtype.itemsize
+        sizes = {**{f"tap-{tap}": entry for tap in kept}, "law": LAW_BYTES * tokens}
+        if any(not _has(folder / f"{name}.bin", size) for name, size in sizes.items()):
+            kept.clear()  # something was lost
         last = len(target.blocks)
+        also = [tap for tap in also if tap <= last]  # of a deeper target
         wanted = [tap for tap in taps if tap not in kept]
         missing = sorted({t for t in (*wanted, *also, last) if t not in kept or t == last}) if wanted else []
-        size = tokens * (len(missing) * target.width * target.dtype.itemsize + LAW_BYTES)
-        held = sum(path.stat().st_blocks * 512 for path in folder.glob("*.bin"))
+        size = entry * len(kept | set(missing)) + sizes["law"]
+        held = sum(path.stat().st_blocks * 512 for path in folder.glob("*.bin"))  # of files that are not whole yet too
         free = shutil.disk_usage(folder).free - SPARE_BYTES
-    if missing and (size > free + held or size + held > budget):
-        why = f"{max(free, 0) / 2**30:.1f} GiB is free" if size > free + held else f"streams_gb={budget / 2**30:g}"
+    if missing and (size - held > free or size > budget):
+        why = f"{max(free, 0) / 2**30:.1f} GiB is free" if size - held > free else f"streams_gb={budget / 2**30:g}"
         log.info(
             "the target's streams take %.1f GiB and %s: they are computed anew for every batch, which is slower",
             *(size / 2**30, why),
@@ -194,6 +199,10 @@ def run_target(target: CausalLM, members: Sequence[Conversation], taps: Sequence
     if not bool(total.isfinite().all()):
         raise RunError("the target's logits are NaN or infinite on the training data")
     return Streams(output.taps, total, best)
+
+
+def _has(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size == size
 
 
 def by_length(conversations: Sequence[Conversation], tokens: int) -> list[list[int]]:

@@ -160,7 +160,11 @@ class Trainer:
         while not self.finished:
             began = time.perf_counter()
             numbers = self._numbers(self.progress.step)
-            batch = self._batches.make(numbers, self._learner.goal.positions, f"{self._budget.seed}/{numbers}")
+            batch = self._batches.make(
+                numbers,
+                self._learner.goal.positions,
+                f"{self._budget.seed}/{self.progress.step}/{self._accelerator.process_index}",
+            )
             rate = self._learner.goal.rate * schedule(self.share)
             for group in self._stepper.param_groups:
                 group["lr"] = rate
@@ -210,7 +214,9 @@ class Trainer:
         return Validation(tally.acceptance, tally.tokens_per_pass, covered(batches, head.ids), loss)
 
     def calibrate(self, numbers: Sequence[int]) -> tuple[list[float], float, float] | None:
-        """See ``calibration.calibrated``, on these conversations; None for a drafter without confidences."""
+        """See ``calibration.calibrated``, on these conversations; None for a drafter that has learned no confidence."""
+        if not self._learner.goal.confidence:
+            return None
         said, found = [], []
         goal, model, target = self._learner.goal, self._learner.model, self._learner._target[0]
         for members in self._batches.epoch(numbers, self._budget.batch_tokens, "validation"):
