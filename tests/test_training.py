@@ -558,10 +558,6 @@ WRONG = {
         "backward",
         ("by_each.flatten()[:, None]", "by_each.mean()[None, None]"),
     ),
-        Losses,
-        "backward",
-        ("by_each.flatten()[:, None]", "by_each.mean()[None, None]"),
-    ),
 }
 
 
