@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-engine train training-runs parity parity-vllm test test-fast check reproduce
+.PHONY: help setup bench bench-engine train parity parity-vllm test test-fast check reproduce
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,11 +27,6 @@ TRAINED := results/training/SmolLM2-135M-Instruct
 train: setup ## data in the default model's words, and all drafters trained on it, on equal terms (hours; goes on where it was)
 	$(RUN) -m drafters.training.data
 	$(RUN) scripts/train_all.py experiment=train_default --out $(TRAINED)
-
-training-runs: setup ## measure the trained drafters against their cards; table and figure in results/training
-	$(RUN) -m specbench experiment=trained
-	$(RUN) -m specbench experiment=trained sampling=t1
-	@$(RUN) scripts/training_report.py results/training/runs --cards drafters/pretrained/smollm2 --out results/training
 
 bench-engine: setup .venv-vllm/.ready .venv-openvino/.ready ## plain decoding against other engines (half an hour, 4 GB of packages)
 	$(RUN) scripts/bench_engine.py --vllm .venv-vllm/bin/python --openvino .venv-openvino/bin/python

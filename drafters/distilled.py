@@ -87,8 +87,8 @@ def build(options: Options, target: CausalLM) -> SmallModel:
     config = shortened(target.model.config, blocks)
     model = SmallModel(config, blocks[: options.frozen], options.vocabulary or target.vocab_size, target)
     with torch.no_grad():
-        for block, number in zip(model.backbone.layers, blocks, strict=True):
-            copy_block(block, target.blocks[number], target)
+        for i in range(options.frozen, len(blocks)):  # those before are the target's already
+            copy_block(model.backbone.layers[i], target.blocks[blocks[i]], target)
         if target.final_norm is not None:
             copy_block(model.backbone.norm, target.final_norm, target)
         initial.start_head(model.head, target)
@@ -97,9 +97,7 @@ def build(options: Options, target: CausalLM) -> SmallModel:
 
 def _check_embeddings(target: CausalLM) -> None:
     """Raise ConfigError for a target that does more with a token than to look up its embedding."""
-    table = target.model.get_input_embeddings().weight
-    some = torch.arange(min(8, len(table)), device=table.device)
-    if not torch.equal(target.embed(some), table[some]):
+    if initial.scales_embeddings(target):
         raise ConfigError(f"{target.name} scales its embeddings, which a small LM made of its blocks does not know of")
 
 

@@ -10,7 +10,6 @@ conf/export.yaml.
 import sys
 from pathlib import Path
 
-import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -54,8 +53,7 @@ def _ends(drafter: Neural, target: CausalLM) -> dict[str, Tensor]:
     if not isinstance(drafter, Eagle | DFlash | DSpark):
         raise ConfigError("ends=true is for drafter=eagle, dflash or dspark; the other layouts have no place for them")
     table = target.model.get_input_embeddings().weight
-    some = torch.arange(min(8, len(table)), device=table.device)
-    if not torch.equal(target.embed(some), table[some]):
+    if initial.scales_embeddings(target):
         raise ConfigError(f"ends=true: {target.name} scales its embeddings, which the layout cannot say")
     head = initial.read_weight(target.model.get_output_embeddings(), target.width, target)
     return {"embed_tokens.weight": table.detach().cpu(), "lm_head.weight": head.cpu()}

@@ -96,6 +96,13 @@ def output_rows(target: CausalLM) -> Tensor:
     return read_weight(target.model.get_output_embeddings(), target.width, target)
 
 
+def scales_embeddings(target: CausalLM) -> bool:
+    """Whether the target does more with a token than to look up its embedding, as Gemma does."""
+    table = target.model.get_input_embeddings().weight
+    some = torch.arange(min(8, len(table)), device=table.device)
+    return not torch.equal(target.embed(some), table[some])
+
+
 @torch.no_grad()
 def start_norm(norm: Any, source: Any) -> None:
     """Give ``norm`` the weights of one of the target's, where both are norms of the same kind."""

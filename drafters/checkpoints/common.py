@@ -123,7 +123,7 @@ def draft_vocabulary(source: Source, target: CausalLM) -> tuple[int | None, Tens
                 f"{target.name} has {target.vocab_size}"
             )
         return rows, None
-    ids = torch.arange(len(offsets)) + offsets.long()
+    ids = _ids(offsets, rows)
     if len(ids) != rows or len(ids.unique()) != rows or not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
         raise ConfigError(
             f"drafter.checkpoint={source.name}: d2t names {len(ids.unique())} different tokens from {int(ids.min())} "
@@ -135,10 +135,15 @@ def draft_vocabulary(source: Source, target: CausalLM) -> tuple[int | None, Tens
     return rows, None if whole else ids
 
 
+def _ids(offsets: Tensor | None, size: int) -> Tensor:
+    """Target ids of a draft vocabulary by its ``d2t``; without one those of all ``size`` tokens."""
+    return torch.arange(size) if offsets is None else torch.arange(len(offsets)) + offsets.long()
+
+
 def _target_rows(source: Source, offsets: Tensor | None, target: CausalLM) -> Tensor:
     """The rows of the target's output head that a checkpoint's draft vocabulary names."""
     table = initial.output_rows(target).cpu()
-    ids = torch.arange(len(table)) if offsets is None else torch.arange(len(offsets)) + offsets.long()
+    ids = _ids(offsets, len(table))
     if not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
         raise ConfigError(f"drafter.checkpoint={source.name}: d2t names tokens that {target.name} does not have")
     return table[ids]
@@ -152,8 +157,7 @@ def without_target_rows(written: Written, target: CausalLM) -> Written:
     if head is None:
         return written
     table = initial.output_rows(target).cpu()
-    ids = torch.arange(len(table)) if offsets is None else torch.arange(len(offsets)) + offsets.long()
-    if not torch.equal(table[ids].to(head.dtype), head):
+    if not torch.equal(table[_ids(offsets, len(table))].to(head.dtype), head):
         return written
     tensors = {name: value for name, value in written.tensors.items() if name != "lm_head.weight"}
     return Written({**written.config, TARGET_ROWS: True}, tensors)
@@ -170,8 +174,7 @@ def own_embeddings(source: Source, target: CausalLM, name: str = "embed_tokens.w
             f"drafter.checkpoint={source.name} embeds {len(table)} tokens, and {target.name} has {target.vocab_size}"
         )
     ours = target.model.get_input_embeddings().weight
-    row = torch.zeros(1, dtype=torch.long, device=ours.device)
-    scaled = not torch.equal(target.embed(row), ours[:1])  # as in Gemma: its table would not be used as a copy is
+    scaled = initial.scales_embeddings(target)  # then its table would not be used as a copy is
     if not scaled and table.shape == ours.shape and torch.equal(table.to(ours.device, ours.dtype), ours):
         del source.tensors[name]
         return None

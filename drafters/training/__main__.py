@@ -50,7 +50,7 @@ def run(cfg: DictConfig) -> None:
     device = resolve_device(cfg.device)
     precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(resolve_dtype(cfg.dtype, device), "no")
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
-    folder = Path(str(cfg.out or Path("results/training") / target.name / family))
+    folder = Path(str(cfg.out or corpus.default_folder(target).parent / family))
     folder.mkdir(parents=True, exist_ok=True)
     data = corpus.read(_data(cfg.data, target), target)
     drafter = _drafter(cfg, target, family)
@@ -122,7 +122,7 @@ def _data(given: str | None, target: CausalLM) -> Path:
     home = shipped.home(target)
     if home is not None and (home / "data" / corpus.MANIFEST).exists():
         return home / "data"
-    return Path("results/training") / target.name / "data"
+    return corpus.default_folder(target)
 
 
 def _drafter(cfg: DictConfig, target: CausalLM, family: str) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from specbench import record
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 from specbench.packaged import file_sha256
@@ -68,6 +69,11 @@ class Corpus:
 def identity(target: CausalLM) -> dict[str, Any]:
     """What makes ``target`` the model it is: its name, its files' SHA-256, and a quantisation."""
     return {"name": target.name, "files": dict(target.files), "quant": target.quant}
+
+
+def default_folder(target: CausalLM) -> Path:
+    """Where the data of a target are kept unless a user says otherwise."""
+    return Path("results/training") / target.name / "data"
 
 
 def check_target(found: Mapping[str, Any], target: CausalLM, what: str, remedy: str) -> None:
@@ -123,9 +129,7 @@ def write(folder: Path, conversations: Sequence[Conversation], target: CausalLM,
         "counts": counts(conversations),
         "table_sha256": file_sha256(folder / TABLE),
     }
-    scratch = folder / f".{MANIFEST}"
-    scratch.write_text(json.dumps(manifest, indent=1) + "\n")
-    scratch.rename(folder / MANIFEST)
+    record.write_file(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return Corpus(folder, manifest, conversations)
 
 

@@ -200,7 +200,7 @@ def run(cfg: DictConfig) -> None:
     target: CausalLM = cli.make(cfg.target)
     if prompts is None:
         Asker(target)  # refuse now what cannot be asked
-    folder = Path(str(cfg.out or default_folder(target)))
+    folder = Path(str(cfg.out or corpus.default_folder(target)))
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         _same_question(folder, target, settings, prompts)
@@ -229,11 +229,6 @@ def run(cfg: DictConfig) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def default_folder(target: CausalLM) -> Path:
-    """Where the data of a target are kept unless a user says otherwise."""
-    return Path("results/training") / target.name / "data"
 
 
 @dataclass(frozen=True)

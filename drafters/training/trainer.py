@@ -81,10 +81,19 @@ class Learner(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The objective's loss."""
-        drafts = self.drafter.unroll(self.model, self._target[0], batch.passages, self.goal.depth)
-        scaled = self._target[0].scaled if self.goal.reads_law else None
+        drafts = self.unroll(batch, self.goal.depth)
+        scaled = self.target.scaled if self.goal.reads_law else None
         answers = truths(batch, self.model.head, self.goal.depth, scaled)
         return objective.loss(self.goal, drafts, answers)
+
+    def unroll(self, batch: Batch, depth: int) -> Unrolled:
+        """``depth`` drafts at the positions of a batch."""
+        return self.drafter.unroll(self.model, self.target, batch.passages, depth)
+
+    @property
+    def target(self) -> CausalLM:
+        """Whose drafter it is."""
+        return self._target[0]
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that learn, by name."""
@@ -199,17 +208,15 @@ class Trainer:
         """How well the drafter drafts ``depth`` tokens on these conversations."""
         self._learner.eval()
         tally, losses, batches = Tally(depth), [], []
-        model, target = self._learner.model, self._learner._target[0]
-        for members in self._batches.epoch(numbers, self._budget.batch_tokens, "validation"):
-            batch = self._batches.make(members, 1.0, "validation")
+        head: OutputHead = self._learner.model.head
+        for batch in self._held_out(numbers):
             with torch.no_grad(), self._accelerator.autocast():
                 losses.append((self._learner(batch).item(), batch.positions))
-                hits = right(self._learner.drafter.unroll(model, target, batch.passages, depth), batch, model.head)
+                hits = right(self._learner.unroll(batch, depth), batch, head)
             for row, count in zip(hits.cpu().numpy(), batch.real.sum(dim=1).tolist(), strict=True):
                 tally.add(row[:count])
             batches.append(batch)
         self._learner.train()
-        head: OutputHead = model.head
         loss = float(np.average([value for value, _ in losses], weights=[n for _, n in losses])) if losses else math.nan
         return Validation(tally.acceptance, tally.tokens_per_pass, covered(batches, head.ids), loss)
 
@@ -218,19 +225,23 @@ class Trainer:
         if not self._learner.goal.confidence:
             return None
         said, found = [], []
-        goal, model, target = self._learner.goal, self._learner.model, self._learner._target[0]
-        for members in self._batches.epoch(numbers, self._budget.batch_tokens, "validation"):
-            batch = self._batches.make(members, 1.0, "validation")
+        goal = self._learner.goal
+        for batch in self._held_out(numbers):
             with torch.no_grad(), self._accelerator.autocast():
-                drafts = self._learner.drafter.unroll(model, target, batch.passages, goal.depth)
+                drafts = self._learner.unroll(batch, goal.depth)
                 if drafts.confidence is None:
                     return None
-                answers = list(truths(batch, model.head, goal.depth, target.scaled))
+                answers = list(truths(batch, self._learner.model.head, goal.depth, self._learner.target.scaled))
                 accepted = [objective.Losses.apply(q, p, goal)[1] for q, p in zip(drafts.logits, answers, strict=True)]
             whole = answers[-1].known  # where all drafts have something to be right about
             said.append(drafts.confidence[whole].float().cpu().numpy())
             found.append(torch.stack(accepted, dim=-1)[whole].cpu().numpy())
         return calibrated(np.concatenate(said), np.concatenate(found))
+
+    def _held_out(self, numbers: Sequence[int]) -> Iterator[Batch]:
+        """These conversations at all positions of their replies."""
+        for members in self._batches.epoch(numbers, self._budget.batch_tokens, "validation"):
+            yield self._batches.make(members, 1.0, "validation")
 
     def save(self) -> None:
         """Keep all that is needed to go on; the state appears as a whole or not at all."""
