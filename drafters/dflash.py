@@ -27,7 +27,7 @@ from drafters.cached import Cached
 from drafters.checkpoints import dflash
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
-from drafters.neural import Neural, Passages, Unrolled
+from drafters.neural import Neural, Passages, Sum, Unrolled
 from drafters.neural import Options as AnyOptions
 from drafters.proposing import Proposal
 from specbench.cache import places, write, written_slots
@@ -221,7 +221,16 @@ class BlockDrafter(Neural):
         """Taps side by side."""
         return streams.flatten(2)
 
-    def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Tensor:
+    def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Sequence[Tensor]:
+        """Of the positions that draft."""
+        return self.blocks(model, target, passages, k).unbind(dim=2)
+
+    def last_sum(self, model: DraftModel) -> Sum:
+        """All layers, reading what they were given to start with."""
+        layers = [linear for block in model.network.layers for linear in initial.added(block)]
+        return Sum(model.network.norm, layers, self.spec.drafts)
+
+    def blocks(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Tensor:
         """Hidden states [B, A, K, D] of the positions that draft, in blocks behind each of the passages' positions."""
         first = 0 if self.spec.anchor_first else 1
         anchors = passages.at + 1
@@ -265,7 +274,7 @@ class DFlash(BlockDrafter):
 
     def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
         """Blocks of ``k`` drafts."""
-        hidden = self.hidden(model, target, passages, k)
+        hidden = self.blocks(model, target, passages, k)
         # one product of two matrices: of tensors that do not lie in one piece linear layers copy their weight for each
         logits = model.head(hidden.flatten(0, 2)).unflatten(0, hidden.shape[:3])
         return Unrolled(logits.unbind(dim=2))

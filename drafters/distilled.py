@@ -22,7 +22,7 @@ from drafters import initial
 from drafters.checkpoints import common, files
 from drafters.checkpoints.files import Written
 from drafters.draft_model import OutputHead
-from drafters.neural import Passages, Unrolled, gathered
+from drafters.neural import Passages, Sum, gathered
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
@@ -101,11 +101,17 @@ def _check_embeddings(target: CausalLM) -> None:
         raise ConfigError(f"{target.name} scales its embeddings, which a small LM made of its blocks does not know of")
 
 
-def unroll(model: SmallModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
-    """``k`` drafts at each position: the model's own prediction after each of the true tokens."""
-    hidden = model.hidden(target.embed(passages.tokens))
+def hidden(model: SmallModel, target: CausalLM, passages: Passages, k: int) -> list[Tensor]:
+    """For each of ``k`` drafts what the head reads [B, A, D]: the model's own prediction after each true token."""
+    found = model.hidden(target.embed(passages.tokens))
     last = passages.tokens.shape[1] - 1
-    return Unrolled([model.head(gathered(hidden, (passages.at + 1 + j).clamp(max=last))) for j in range(k)])
+    return [gathered(found, (passages.at + 1 + j).clamp(max=last)) for j in range(k)]
+
+
+def last_sum(model: SmallModel) -> Sum:
+    """The blocks that are trained, on those that are not."""
+    blocks = model.backbone.layers[len(model.frozen) :]
+    return Sum(model.backbone.norm, [linear for block in blocks for linear in initial.added(block)])
 
 
 def write(model: SmallModel, target: CausalLM) -> Written:

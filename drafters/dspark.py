@@ -187,7 +187,7 @@ class DSpark(dflash.BlockDrafter):
         """Blocks of ``k`` drafts, each after the true token before it."""
         if not self.spec.anchor_first and self.spec.kind == "rnn":
             raise ConfigError("a recurrent sequential head whose anchor does not draft is not trained; use vanilla")
-        hidden = self.hidden(model, target, passages, k)  # [B, A, K, D]
+        hidden = self.blocks(model, target, passages, k)  # [B, A, K, D]
         before = torch.stack([passages.tokens_after(1 + j) for j in range(k)], dim=-1)
         logits, confidence = model.network.sequence(
             model.head(hidden).flatten(0, 1), hidden.flatten(0, 1), before.flatten(0, 1)

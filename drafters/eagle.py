@@ -12,7 +12,7 @@ Published heads differ in options, which ``Options`` names as they are named in 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ from drafters.blocks import Block, Memory, RMSNorm, Rotation, Shape
 from drafters.checkpoints import eagle3
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
-from drafters.neural import Neural, Passages, Unrolled
-from drafters.recursive import Cell, Recursion, unrolled
+from drafters.neural import Neural, Passages, Sum
+from drafters.recursive import Cell, Recursion
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
@@ -63,12 +63,14 @@ class Spec:
 @dataclass(frozen=True)
 class Options:
     """Of a new head. taps: None for (2, N/2, N-3), of N blocks of the target (Li et al. 2025). vocabulary: size of the
-    draft vocabulary, None for all tokens. rope_theta: None for the target's own."""
+    draft vocabulary, None for all tokens. rope_theta: None for the target's own. grouped: query heads share key heads
+    as in the target."""
 
     taps: Sequence[int] | None = None
     layers: int = 1
     vocabulary: int | None = None
     rope_theta: float | None = None
+    grouped: bool = True
     head_norms: bool = False
     norm_before_residual: bool = False
     norm_before_fc: bool = False
@@ -85,8 +87,9 @@ class Options:
             raise ConfigError("drafter.network.norm_before_fc and .tap_norms exclude each other; choose one")
         initial.check_vocabulary(self.vocabulary, target)
         rope = {} if self.rope_theta is None else {"rope": {"rope_type": "default", "rope_theta": self.rope_theta}}
+        shape = initial.target_shape(target, layers=self.layers, head_norms=self.head_norms, **rope)
         return Spec(
-            initial.target_shape(target, layers=self.layers, head_norms=self.head_norms, **rope),
+            shape if self.grouped else replace(shape, kv_heads=shape.heads),
             taps,
             target.width,
             self.vocabulary,
@@ -178,15 +181,26 @@ class Eagle(Neural):
         return eagle3.write(model, self.spec, target)
 
     def begin(self, model: DraftModel, target: CausalLM) -> None:
-        """As the target's last block on its last tap, the token's embedding nearly unheard."""
+        """As the target's last block on its last tap, attention on the token that is read."""
         cell = model.network
         for block in cell.layers:
             initial.start_block(block, target)
+            if isinstance(block, TokenBlock):
+                initial.attend_to_own(block.self_attn, target.width)
+                if self.spec.token_norm:
+                    nn.init.ones_(block.input_layernorm.weight)  # it reads embeddings, as no block of the target does
         nn.init.zeros_(cell.fc.weight)
         cell.fc.weight[:, -target.width :].fill_diagonal_(1)
         initial.start_norm(cell.layers[0].hidden_norm, getattr(target.blocks[-1], "input_layernorm", None))
         initial.start_norm(cell.norm, target.final_norm)
         initial.start_head(model.head, target)
+
+    def last_sum(self, model: DraftModel) -> Sum:
+        """What is made of the taps and of the token in turn, as neither waits for the other; then the rest."""
+        cell = model.network
+        token, *rest = [linear for block in cell.layers for linear in initial.added(block)]
+        features = [cell.fc] if self.spec.fuse else []
+        return Sum(cell.norm, [*features, token, *features, token, *rest])
 
     def make_loop(self, model: DraftModel, target: CausalLM) -> Recursion:
         """Taps side by side, or the one feature that the target's head reads."""
@@ -197,9 +211,10 @@ class Eagle(Neural):
         """See ``make_loop``."""
         return streams.flatten(2) if self.spec.fuse else target.norm(streams[:, :, 0])
 
-    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
-        """See ``recursive.unrolled``."""
-        return unrolled(model.network, model, self.features(passages.streams, target), passages, k)
+    def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Sequence[Tensor]:
+        """See ``recursive.Cell``."""
+        features = self.features(passages.streams, target)
+        return model.network.unroll(model.embedding(passages.tokens), features, k, passages.at)
 
 
 def default_taps(blocks: int) -> tuple[int, ...]:

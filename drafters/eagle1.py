@@ -19,8 +19,8 @@ from drafters.blocks import Block, Memory, Rotation, Shape
 from drafters.checkpoints import eagle1
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
-from drafters.neural import Neural, Passages, Unrolled
-from drafters.recursive import Cell, Recursion, unrolled
+from drafters.neural import Neural, Passages
+from drafters.recursive import Cell, Recursion
 from specbench.model import CausalLM
 
 
@@ -112,6 +112,7 @@ class Eagle1(Neural):
         """See ``make_loop``."""
         return target.norm(streams[:, :, 0])
 
-    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
-        """See ``recursive.unrolled``."""
-        return unrolled(model.network, model, self.features(passages.streams, target), passages, k)
+    def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Sequence[Tensor]:
+        """See ``recursive.Cell``."""
+        features = self.features(passages.streams, target)
+        return model.network.unroll(model.embedding(passages.tokens), features, k, passages.at)

@@ -7,14 +7,15 @@ layer to the unit vectors.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from drafters.blocks import DEFAULT_THETA, Block, RMSNorm, Shape
+from drafters.blocks import DEFAULT_THETA, Attention, Block, RMSNorm, Shape
 from drafters.draft_model import OutputHead
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
 
 SPREAD = 0.02  # standard deviation of weights that have nothing to start from
+SHARPNESS = 3.0  # of attention that looks for its own token: exp(8 * 3) times the weight of one that is unlike it
 
 
 def target_shape(target: CausalLM, **changes: Any) -> Shape:
@@ -75,6 +76,32 @@ def start_block(block: Block, target: CausalLM) -> None:
     _fill(block.mlp.down_proj.weight, down[:, kept])
     for name in ("input_layernorm", "post_attention_layernorm"):
         start_norm(getattr(block, name), getattr(source, name, None))
+
+
+@torch.no_grad()
+def attend_to_own(attention: Attention, width: int) -> None:
+    """Let every head of ``attention`` look for the token that it stands on, and hand on its embedding: keys and queries
+    are the same random projection of the first ``width`` numbers that attention reads, which nothing else resembles as
+    much as the token's own; the values of all heads together are those numbers, as far as they go."""
+    size = attention.width
+    for part in (attention.q_proj.weight, attention.kv_proj.weight):
+        nn.init.zeros_(part)
+    keys, values = attention.kv_proj.weight.chunk(2)  # [K * E, inputs] each
+    group = attention.heads // attention.kv_heads
+    for head in range(attention.kv_heads):
+        some = nn.init.orthogonal_(torch.empty(size, width)).to(keys)
+        rows = slice(head * size, (head + 1) * size)
+        keys[rows, :width] = some
+        attention.q_proj.weight.unflatten(0, (attention.heads, size))[head * group : (head + 1) * group, :, :width] = (
+            SHARPNESS * some
+        )
+    values[:, :width].fill_diagonal_(1)
+
+
+def added(block: Any) -> list[nn.Linear]:
+    """The linear layers of a block whose outputs are added to the residual stream, in their order."""
+    found = [getattr(block.self_attn, "o_proj", None), getattr(block.mlp, "down_proj", None)]
+    return [layer for layer in found if isinstance(layer, nn.Linear)]
 
 
 @torch.no_grad()

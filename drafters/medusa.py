@@ -10,6 +10,7 @@ not see each other's tokens. Each has its own U_i in published checkpoints; new 
 draft vocabulary, of which an adapter this small can make good use.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,8 +133,13 @@ class Medusa(Neural):
         """What the target's own head reads."""
         return target.norm(streams[:, :, 0])
 
+    def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Sequence[Tensor]:
+        """The first ``k`` heads, where they share an output."""
+        feature = gathered(self.features(passages.streams, target), passages.at)
+        return [model.network.head(feature, i) for i in range(k)]
+
     def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
-        """The first ``k`` heads."""
+        """The first ``k`` heads, each with its own output if it has one."""
         feature = gathered(self.features(passages.streams, target), passages.at)
         return Unrolled(model.network.logits(feature, k, model.head))
 

@@ -29,9 +29,9 @@ from drafters.checkpoints import mtp
 from drafters.checkpoints.files import Loaded, Written
 from drafters.draft_model import DraftModel, InputEmbedding, OutputHead
 from drafters.foreign import ForeignBlock, ForeignRotary
-from drafters.neural import Loop, Neural, Passages, Unrolled, gathered
+from drafters.neural import Loop, Neural, Passages, Sum, gathered
 from drafters.proposing import Proposal
-from drafters.recursive import Cell, Recursion, unrolled
+from drafters.recursive import Cell, Recursion
 from specbench.cache import visible, written_slots
 from specbench.drafting import Batch
 from specbench.errors import ConfigError, RunError
@@ -233,6 +233,12 @@ class Mtp(Neural):
             initial.start_norm(cell.norm, target.final_norm)
         initial.start_head(model.head, target)
 
+    def last_sum(self, model: DraftModel) -> Sum:
+        """What the first module makes of token and feature, then the rest."""
+        cell = model.network.cells[0]
+        blocks = () if self.spec.foreign else cell.layers
+        return Sum(cell.norm, [cell.input_proj, *(linear for block in blocks for linear in initial.added(block))])
+
     def make_loop(self, model: DraftModel, target: CausalLM) -> Loop:
         """By the way they are to be used."""
 
@@ -248,13 +254,12 @@ class Mtp(Neural):
         """The last residual stream, as it is or as the target's head reads it."""
         return target.norm(streams[:, :, 0]) if self.spec.norm_feature else streams[:, :, 0]
 
-    def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
+    def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Sequence[Tensor]:
         """By the way they are to be used."""
-        features = self.features(passages.streams, target)
+        features, embeddings = self.features(passages.streams, target), model.embedding(passages.tokens)
         if self.spec.way == "recurse":
-            return unrolled(model.network.cells[0], model, features, passages, k)
-        hidden = model.network.unroll(model.embedding(passages.tokens), features, k)
-        return Unrolled([model.head(gathered(h, passages.at)) for h in hidden])
+            return model.network.cells[0].unroll(embeddings, features, k, passages.at)
+        return [gathered(h, passages.at) for h in model.network.unroll(embeddings, features, k)]
 
 
 class DepthByDepth:

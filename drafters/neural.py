@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drafters import shipped
 from drafters.checkpoints.files import Loaded, Written
@@ -49,6 +49,17 @@ class Unrolled:
 
     logits: Sequence[Tensor]
     confidence: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The last residual stream of a network, as a sum: the ``norm`` that reads it, and linear ``layers`` whose outputs
+    are added up in it as they are, in an order in which each can be fitted to what those before it leave over. It is
+    fitted for the first ``drafts``, which are made at places of their own, and none from another."""
+
+    norm: nn.Module
+    layers: Sequence[nn.Linear]
+    drafts: int = 1
 
 
 class Spec(Protocol):
@@ -132,8 +143,16 @@ class Neural(Drafter):
         """What the network reads [B, S, F] of the target's residual streams [B, S, m, D] at its taps."""
 
     @abstractmethod
+    def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Sequence[Tensor]:
+        """For each of ``k`` drafts what the output head reads [B, A, D], at many positions of known texts at once."""
+
     def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
         """``k`` drafts at many positions of known texts at once, with gradients, as in training."""
+        return Unrolled([model.head(h) for h in self.hidden(model, target, passages, k)])
+
+    def last_sum(self, model: DraftModel) -> Sum | None:
+        """What of a new ``model`` can be fitted before it is trained (see ``drafters.training.start``), if anything."""
+        return None
 
     def build(self, target: CausalLM) -> DraftModel:
         """The network on the target's device, as it is trained and saved. Raises ConfigError where it does not fit."""

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from drafters.blocks import Memory, Rotary, Rotation, Shape, entry_widths, hide, in_cache, joined_to
 from drafters.cached import Cached
 from drafters.draft_model import DraftModel
-from drafters.neural import Passages, Unrolled
 from drafters.proposing import Proposal
 from specbench.cache import visible, written_slots
 from specbench.drafting import Batch
@@ -178,9 +177,3 @@ class Recursion:
         hidden, feature = self._run(self._cache, embeddings, feature[:, None], writes=1, true=False)
         self._cache.advance(torch.ones(len(tokens), dtype=torch.long))
         return hidden[:, 0], feature[:, 0]
-
-
-def unrolled(cell: Cell, model: DraftModel, features: Tensor, passages: Passages, k: int) -> Unrolled:
-    """A cell's drafts at ``passages``, of which it reads ``features`` [B, T, F]; see ``Neural.unroll``."""
-    hidden = cell.unroll(model.embedding(passages.tokens), features, k, passages.at)
-    return Unrolled([model.head(h) for h in hidden])

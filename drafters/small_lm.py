@@ -13,7 +13,7 @@ from torch import Tensor
 
 from drafters import distilled, shipped
 from drafters.checkpoints.files import Written
-from drafters.neural import SEED, Passages, Unrolled, check_types
+from drafters.neural import SEED, Passages, Sum, Unrolled, check_types
 from drafters.proposing import Proposal, check_proposal
 from specbench.cache import RaggedCache
 from specbench.drafting import Batch, Drafter
@@ -78,8 +78,16 @@ class SmallLM(Drafter):
             return distilled.build(self._network, target)
 
     def unroll(self, model: distilled.SmallModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
-        """See ``distilled.unroll``."""
-        return distilled.unroll(model, target, passages, k)
+        """See ``neural.Neural``."""
+        return Unrolled([model.head(h) for h in self.hidden(model, target, passages, k)])
+
+    def hidden(self, model: distilled.SmallModel, target: CausalLM, passages: Passages, k: int) -> list[Tensor]:
+        """See ``distilled.hidden``."""
+        return distilled.hidden(model, target, passages, k)
+
+    def last_sum(self, model: distilled.SmallModel) -> Sum:
+        """See ``distilled.last_sum``."""
+        return distilled.last_sum(model)
 
     def write(self, model: distilled.SmallModel, target: CausalLM) -> Written:
         """See ``distilled.write``."""

@@ -10,7 +10,9 @@ Settings: conf/training.yaml.
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from drafters import initial, shipped
 from drafters.checkpoints import common
 from drafters.checkpoints.files import Written
-from drafters.training import card, corpus, streams, watch
+from drafters.training import card, corpus, start, streams, watch
 from drafters.training.batches import Batches
 from drafters.training.corpus import Corpus, frequencies
 from drafters.training.objective import Objective
-from drafters.training.trainer import Budget, Learner, Trainer
+from drafters.training.trainer import STATE, Budget, Learner, Trainer
 from drafters.training.validation import Validation
 from specbench import cli, provenance
 from specbench.errors import ConfigError, RunError
@@ -36,6 +38,8 @@ from specbench.targets import resolve_device, resolve_dtype
 
 log = logging.getLogger("specbench.training")
 
+FIT_TOKENS = 2048  # of a batch of the start by least squares
+
 
 def run(cfg: DictConfig) -> None:
     """What the command line asks for."""
@@ -43,6 +47,8 @@ def run(cfg: DictConfig) -> None:
     budget = Budget(**{f.name: cfg[f.name] for f in fields(Budget)})
     if not 0 < cfg.share <= 1:
         raise ConfigError(f"share={cfg.share} is not in (0, 1]")
+    if type(cfg.fit) is not int or cfg.fit < 0:
+        raise ConfigError(f"fit={cfg.fit} is no number of conversations; give 0 for no start by least squares")
     if type(cfg.k) is not int or cfg.k < 1:
         raise ConfigError(f"k={cfg.k} is no whole number from 1 on")
     goal: Objective = cli.make(cfg.recipe)
@@ -75,13 +81,16 @@ def run(cfg: DictConfig) -> None:
         "recipe": asdict(goal),
         "budget": {name: value for name, value in asdict(budget).items() if not name.endswith("_minutes")},
         "share": cfg.share,
+        "fit": cfg.fit,
         "vocabulary": len(model.head.ids) if model.head.ids is not None else target.vocab_size,
         "precision": precision,
     }
+    fit_seconds = _fit(learner, batches, training[: cfg.fit], accelerator) if not (folder / STATE).exists() else 0.0
     trainer = Trainer(learner, batches, training, budget, folder, accelerator, question)
     if trainer.finished and _same(folder / "checkpoint", question):
         cli.out.print(f"{folder / 'checkpoint'} is there already", highlight=False, soft_wrap=True)
         return
+    trainer.progress.fit_seconds += fit_seconds
     if trainer.progress.step:
         log.info("going on after step %d of %d", trainer.progress.step, trainer.steps)
     curves = None
@@ -153,11 +162,28 @@ def _choose_vocabulary(model: Any, data: Corpus, target: CausalLM) -> None:
 
 
 def _trainable(model: Any) -> Any:
-    """The model in full precision, of which the network learns and the output head stays the target's."""
-    model.float()
+    """The model, of which the network learns, in full precision, and the output head stays the target's."""
+    model.network.float()
     for parameter in model.network.parameters():
         parameter.requires_grad_(True)
     return model
+
+
+def _fit(learner: Learner, batches: Batches, numbers: Sequence[int], accelerator: Accelerator) -> float:
+    """Start by least squares on these conversations, where the network can: see ``start``. Returns the seconds."""
+    began = time.monotonic()
+    last = learner.drafter.last_sum(learner.model)
+    if not numbers or last is None or not last.layers:
+        return 0.0
+    share = learner.goal.positions
+    made = [
+        partial(batches.make, members, share, f"fit/{i}")
+        for i, members in enumerate(batches.epoch(numbers, FIT_TOKENS, "fit"))
+    ]
+    start.fit(learner, last, made, accelerator)
+    seconds = time.monotonic() - began
+    log.info("started by least squares on %d conversations, %.0f s", len(numbers), seconds)
+    return seconds
 
 
 def _streams(cfg: DictConfig, target: CausalLM, data: Corpus, taps: tuple[int, ...], folder: Path) -> streams.Source:

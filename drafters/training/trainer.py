@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drafters.draft_model import OutputHead
-from drafters.neural import Passages, Unrolled
+from drafters.neural import Passages, Sum, Unrolled
 from drafters.training import objective
 from drafters.training.batches import Batch, Batches, truths
 from drafters.training.calibration import calibrated
@@ -45,6 +45,10 @@ class Trainable(Protocol):
     def build(self, target: CausalLM) -> Any: ...  # noqa: D102
 
     def unroll(self, model: Any, target: CausalLM, passages: Passages, k: int) -> Unrolled: ...  # noqa: D102
+
+    def hidden(self, model: Any, target: CausalLM, passages: Passages, k: int) -> Sequence[Tensor]: ...  # noqa: D102
+
+    def last_sum(self, model: Any) -> Sum | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,13 @@ class Learner(nn.Module):
 
 @dataclass
 class Progress:
-    """How far a training is. seconds: spent training, validation excluded. tokens: reply positions learned from."""
+    """How far a training is. seconds: spent on steps, validation excluded. tokens: reply positions learned from.
+    fit_seconds: spent on the start by least squares."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    fit_seconds: float = 0.0
 
 
 Report = Callable[[Progress, dict[str, float]], None]
