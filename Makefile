@@ -5,10 +5,10 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-engine train parity parity-vllm test test-fast check reproduce
+.PHONY: help setup bench bench-engine train train-measure parity parity-vllm test test-fast check reproduce
 
 help: ## explain the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with exact versions; does nothing when it is up to date
 
@@ -24,9 +24,13 @@ bench: setup ## compare the drafters on the default model (minutes); table and f
 
 TRAINED := results/training/SmolLM2-135M-Instruct
 
-train: setup ## data in the default model's words, and all drafters trained on it, on equal terms (hours; goes on where it was)
-	$(RUN) -m drafters.training.data
+train: setup ## train all drafters of the default model anew, on the data that come with it, on equal terms (hours; goes on where it was)
 	$(RUN) scripts/train_all.py experiment=train_default --out $(TRAINED)
+
+train-measure: setup ## measure the drafters that come with the default model; tables and figure in results/training (half an hour)
+	$(RUN) -m specbench experiment=trained
+	$(RUN) -m specbench experiment=trained sampling=t1
+	@$(RUN) scripts/training_report.py results/training/runs --cards drafters/pretrained/smollm2 --out results/training
 
 bench-engine: setup .venv-vllm/.ready .venv-openvino/.ready ## plain decoding against other engines (half an hour, 4 GB of packages)
 	$(RUN) scripts/bench_engine.py --vllm .venv-vllm/bin/python --openvino .venv-openvino/bin/python
