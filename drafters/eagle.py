@@ -187,7 +187,7 @@ class Eagle(Neural):
             initial.start_block(block, target)
             if isinstance(block, TokenBlock):
                 initial.attend_to_own(block.self_attn, target.width)
-                if self.spec.token_norm:
+                if isinstance(block.input_layernorm, RMSNorm):
                     nn.init.ones_(block.input_layernorm.weight)  # it reads embeddings, as no block of the target does
         nn.init.zeros_(cell.fc.weight)
         cell.fc.weight[:, -target.width :].fill_diagonal_(1)

@@ -100,7 +100,7 @@ def _squares(learner: Learner, last: Sum, batch: Batch, accelerator: Accelerator
             drafts = learner.drafter.hidden(learner.model, learner.target, batch.passages, last.drafts)
     finally:
         handle.remove()
-    weight: Tensor = last.norm.weight.detach().float()  # type: ignore[assignment, operator]
+    weight: Tensor = last.norm.weight.detach().float()  # type: ignore[operator]
     right = batch.hidden.float() / weight.where(weight != 0, 1)
     found = torch.zeros(batch.real.shape, device=right.device)
     for k, hidden in enumerate(drafts):
