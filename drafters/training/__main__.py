@@ -139,7 +139,7 @@ def _drafter(cfg: DictConfig, target: CausalLM, family: str) -> Any:
     settings = OmegaConf.to_container(cfg.drafter, resolve=True)
     assert isinstance(settings, dict)
     network = settings.get("network")
-    if network is None:
+    if network is None or "_target_" not in network:  # a recipe may bring some of one
         raise ConfigError(f"drafter={family} has nothing to train; use small_lm, eagle, mtp, medusa, dflash or dspark")
     for name in ("checkpoint", "model"):
         if name in settings:
