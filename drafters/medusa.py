@@ -84,7 +84,11 @@ class MedusaHeads(nn.Module):
 
     def forward(self, feature: Tensor, heads: int) -> Tensor:
         """feature [..., D] -> what the first ``heads`` heads make of it, [..., heads, D]."""
-        return torch.stack([self.head(feature, i) for i in range(heads)], dim=-2)
+        return torch.stack(self.hidden(feature, heads), dim=-2)
+
+    def hidden(self, feature: Tensor, heads: int) -> list[Tensor]:
+        """feature [..., D] -> what each of the first ``heads`` heads makes of it [..., D]."""
+        return [self.head(feature, i) for i in range(heads)]
 
     def head(self, feature: Tensor, i: int) -> Tensor:
         """feature [..., D] -> what head ``i`` makes of it [..., D]."""
@@ -95,7 +99,7 @@ class MedusaHeads(nn.Module):
 
     def logits(self, feature: Tensor, heads: int, head: OutputHead) -> list[Tensor]:
         """feature [..., D] -> of each of the first ``heads`` heads logits [..., Vd], by its own output or ``head``."""
-        hidden = [self.head(feature, i) for i in range(heads)]
+        hidden = self.hidden(feature, heads)
         return [self.outputs[i](h) if len(self.outputs) else head(h) for i, h in enumerate(hidden)]
 
 
@@ -136,7 +140,7 @@ class Medusa(Neural):
     def hidden(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Sequence[Tensor]:
         """The first ``k`` heads, where they share an output."""
         feature = gathered(self.features(passages.streams, target), passages.at)
-        return [model.network.head(feature, i) for i in range(k)]
+        return model.network.hidden(feature, k)
 
     def unroll(self, model: DraftModel, target: CausalLM, passages: Passages, k: int) -> Unrolled:
         """The first ``k`` heads, each with its own output if it has one."""

@@ -2,6 +2,7 @@
 been; and a bug of each known kind is noticed."""
 
 import csv
+import importlib.util
 import itertools
 import json
 import logging
@@ -56,6 +57,7 @@ from specbench.stopping import StopRule
 from specbench.targets import load_tiny
 
 FAMILIES = ("eagle", "mtp", "medusa", "dflash", "dspark", "small_lm")
+PROJECT = Path(__file__).parent.parent
 REPLY = 20  # most tokens
 ENDS = frozenset([1, *range(60, 72)])  # of replies; some occur
 
@@ -1840,6 +1842,47 @@ def shelf(checkpoints, data_home, tmp_path, monkeypatch) -> Path:
         shutil.copytree(checkpoints / family / "checkpoint", shelf / "b-tiny" / family)
     monkeypatch.setattr(shipped, "HOME", shelf)
     return shelf
+
+
+@pytest.fixture
+def ship() -> Any:
+    """The script."""
+    spec = importlib.util.spec_from_file_location("ship", PROJECT / "scripts" / "ship.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_shipped_says_nothing_of_its_machine(ship, checkpoints, data_home, tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "HOME", tmp_path / "pretrained")
+    monkeypatch.setattr(sys, "argv", ["ship.py", str(checkpoints), "--data", str(data_home), "--set", "tiny"])
+    ship.main()
+    home = tmp_path / "pretrained" / "tiny"
+    assert {path.name for path in home.iterdir()} == {*FAMILIES, "data", shipped.TARGET}
+    for family in FAMILIES:
+        assert card.intact(home / family)
+        assert card.read(home / family)["validation"] == card.read(checkpoints / family / "checkpoint")["validation"]
+    for path in home.rglob("*"):
+        if path.suffix in (".json", ".md", ".csv"):
+            assert str(checkpoints) not in path.read_text()
+            assert str(data_home) not in path.read_text()
+
+
+def test_a_folder_of_the_target_gives_way_to_its_name(ship, checkpoints, tmp_path):
+    folder = tmp_path / "eagle"
+    shutil.copytree(checkpoints / "eagle" / "checkpoint", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "deep": {"name_or_path": "/home/someone/model"}}))
+    made = card.read(folder)
+    made["made_by"]["command"] = ["python", "-m", "drafters.training", "out=/home/someone/out", "drafter=eagle"]
+    (folder / card.CARD).write_text(json.dumps(made))
+    ship.without_places(folder)
+    assert card.read(folder)["made_by"]["command"] == ["python", "-m", "drafters.training", "drafter=eagle"]
+    assert "someone" not in (folder / "README.md").read_text()
+    assert json.loads((folder / "config.json").read_text()) == {**config, "deep": {"name_or_path": "tiny-llama"}}
+    assert card.intact(folder)
 
 
 @pytest.mark.parametrize("family", ["eagle", "small_lm"])

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
 
 from drafters import initial, shipped
 from drafters.checkpoints import common
@@ -173,7 +174,7 @@ def _fit(learner: Learner, batches: Batches, numbers: Sequence[int], accelerator
     """Start by least squares on these conversations, where the network can: see ``start``. Returns the seconds."""
     began = time.monotonic()
     last = learner.drafter.last_sum(learner.model)
-    if not numbers or last is None or not last.layers:
+    if not numbers or last is None or not last.layers or not isinstance(getattr(last.norm, "weight", None), Tensor):
         return 0.0
     share = learner.goal.positions
     made = [

@@ -9,8 +9,8 @@ in question. With all those layers at zero, each in turn takes the weight W of
 
     min_W sum_n |y_n - h_n - W x_n|^2                 x [N, I] what it reads, h [N, D] what those before it have made
 
-which normal equations solve exactly. A thousand conversations and a minute do what takes an hour of gradient steps from
-anything else. Squared distance says nothing of how sure a guess is: a factor on the norm's weight, of least loss, does.
+which normal equations solve exactly, in a minute or a few on a thousand conversations (docs/training.md says what that
+is worth). Squared distance says nothing of how sure a guess is: a factor on the norm's weight, of least loss, does.
 A layer that lowers the distance no further (one whose output something bends before it is added, say) keeps the weight
 it had.
 """
