@@ -535,30 +535,30 @@ WRONG = {
         "loss",
         ("guess, accepted,", "guess, 1 - accepted,"),
     ),
-    "tokens that cannot be said count": (Losses, "forward", ("seen = label[part] >= 0", "seen = label[part] >= -1")),
-    "unlikely tokens count in soft": (Losses, "forward", ("likely[part] *", "1 *")),
-    "gradient of soft where there is none": (Losses, "forward", ("likely[part][:, None] *", "1 *")),
+    "tokens that cannot be said count": (Losses, "forward", ("(label[part] >= 0)", "(label[part] >= -1)")),
+    "unlikely tokens count in soft": (Losses, "forward", ("each[part] -= liked *", "each[part] -= goal.soft *")),
+    "gradient of soft where there is none": (Losses, "forward", ("liked[:, None] *", "goal.soft *")),
     "p is of the draft vocabulary alone": (
         Losses,
         "forward",
-        ("(laws[part].float() - total[part][:, None]).exp()", "laws[part].float().softmax(-1)"),
+        ("(laws[part].float() - total[part][:, None]).exp_()", "laws[part].float().softmax(-1)"),
     ),
     "what cannot be drafted is no distance": (Losses, "forward", (" + (1 - p.sum(dim=-1)).clamp(min=0)", "")),
     "the sum in the gradient of distance": (
         Losses,
         "forward",
-        ("(sign - (sign * q).sum(dim=-1, keepdim=True))", "sign"),
+        ("sign.sub_((sign * q).sum(dim=-1, keepdim=True))", "sign"),
     ),
-    "the weight of hard in the gradient": (Losses, "forward", ("slope += goal.hard * seen", "slope += seen")),
+    "the weight of hard in the gradient": (Losses, "forward", ("q.mul_(seen[:, None])", "q.mul_((seen > 0)[:, None])")),
     "the true token in the gradient": (
         Losses,
         "forward",
-        ("slope.scatter_add_(1, place, -goal", "slope.scatter_add_(1, place, 0 * goal"),
+        ("slope.scatter_add_(1, place, -seen", "slope.scatter_add_(1, place, 0 * seen"),
     ),
     "each position's part in the gradient": (
         Losses,
         "backward",
-        ("by_each.flatten()[:, None]", "by_each.mean()[None, None]"),
+        ("by_each.flatten().to", "by_each.mean().expand(by_each.numel()).to"),
     ),
 }
 
@@ -720,8 +720,9 @@ def test_features_of_a_batch_are_the_targets_own(uneven):
 def test_a_share_of_the_positions_is_drawn(uneven):
     whole = uneven.batches.make([0, 3], 1.0, "x")
     assert whole.passages.at[0, :4].tolist() == [2, 3, 4, 5]
-    assert whole.passages.at[1].tolist() == [0, 1, 2, 3, 4, 5]
-    drawn = {tuple(uneven.batches.make([0, 3], 0.5, str(i)).passages.at[1].tolist()) for i in range(9)}
+    assert whole.passages.at[1][whole.real[1]].tolist() == [0, 1, 2, 3, 4, 5]
+    batches = [uneven.batches.make([0, 3], 0.5, str(i)) for i in range(9)]
+    drawn = {tuple(batch.passages.at[1][batch.real[1]].tolist()) for batch in batches}
     assert len(drawn) > 3
     for places in drawn:
         assert len(set(places)) == 3
@@ -730,6 +731,30 @@ def test_a_share_of_the_positions_is_drawn(uneven):
     again = [uneven.batches.make([0, 3], 0.5, "x").passages.at.tolist() for _ in range(2)]
     assert again[0] == again[1]
     assert uneven.batches.make([0, 1], 0.01, "x").real.sum(dim=1).tolist() == [1, 1]  # at least one
+
+
+def test_batches_come_in_few_sizes(uneven):
+    batch = uneven.batches.make([1, 3], 1.0, "x")
+    assert batch.passages.tokens.shape == batch.best.shape == (2, batches_module.TOKENS)
+    assert batch.passages.at.shape == batch.real.shape == (2, batches_module.POSITIONS)
+    assert batch.real.sum(dim=1).tolist() == [1, 6]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_of_a_batch_changes_nothing(family, tmp_path, monkeypatch):
+    """What a step learns is the same to rounding, however far its sizes are rounded up."""
+    found = []
+    for tokens, positions in ((1, 1), (64, 32), (100, 41)):
+        monkeypatch.setattr(batches_module, "TOKENS", tokens)
+        monkeypatch.setattr(batches_module, "POSITIONS", positions)
+        made = training(family, tmp_path)
+        loss = made.trainer._learner(made.batches.make([0, 3, 5], 1.0, "x"))
+        loss.backward()
+        found.append((loss.item(), [p.grad for p in made.trainer._learner.trained().values()]))
+    for loss, gradients in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-5)
+        for one, other in zip(gradients, found[0][1], strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -796,6 +821,36 @@ def test_a_finished_training_has_nothing_left_to_do(tmp_path):
     assert again.trainer.finished
     assert again.learn() == []
     assert same(made, again)
+
+
+def test_a_finished_training_goes_on_where_more_is_asked_for(tmp_path):
+    first = training("medusa", tmp_path, question={"budget": {"epochs": 1, "minutes": None, "seed": 0}}, epochs=1)
+    taught = len(first.learn())
+    first.trainer.save()
+    longer = {"question": {"budget": {"epochs": 3, "minutes": None, "seed": 0}}, "epochs": 3}
+    more = training("medusa", tmp_path, **longer)
+    assert not more.trainer.finished
+    assert more.trainer.progress.extended == [{"epochs": 1, "minutes": None}]
+    assert same(first, more)
+    rates = [found["rate"] for found in more.learn()]
+    assert len(rates) == 2 * taught
+    assert rates[0] == 1e-3 * schedule(1 / 3)  # as of the longer training at this place
+    more.trainer.save()
+    again = training("medusa", tmp_path, **longer)
+    assert again.trainer.finished
+    assert again.trainer.progress.extended == [{"epochs": 1, "minutes": None}]
+
+
+@pytest.mark.parametrize(
+    ("less", "named"),
+    [({"epochs": 2}, "epochs=2 is less than the 3"), ({"minutes": 4.5}, "minutes=4.5 is less than the 5")],
+)
+def test_a_training_cannot_be_made_shorter(less, named, tmp_path):
+    budget = {"epochs": 3, "minutes": 5.0}
+    training("medusa", tmp_path, question={"budget": budget}, **budget).trainer.save()
+    budget |= less
+    with pytest.raises(ConfigError, match=f"{named} of the training in out={tmp_path}; give at least as much"):
+        training("medusa", tmp_path, question={"budget": budget}, **budget)
 
 
 @pytest.mark.parametrize(
@@ -1137,6 +1192,18 @@ def test_a_checkpoint_that_is_not_whole_is_written_again(finished, data_home, ha
 def test_a_training_by_other_settings_is_refused_by_name(finished, data_home, change, named, capsys):
     assert train("medusa", finished, data_home, change) == 2
     assert f"holds a training with other {named}; give another folder" in said(capsys)
+
+
+def test_a_longer_training_is_written_anew_and_says_what_was_planned_before(finished, data_home, capsys):
+    steps = card.read(finished / "checkpoint")["progress"]["step"]
+    assert train("medusa", finished, data_home, "epochs=2") == 0
+    found = card.read(finished / "checkpoint")
+    assert found["progress"]["step"] == 2 * steps
+    assert found["progress"]["extended"] == [{"epochs": 1, "minutes": None}]
+    assert found["settings"]["budget"]["epochs"] == 2
+    assert train("medusa", finished, data_home, "epochs=1") == 2
+    assert "epochs=1 is less than the 2 of the training" in said(capsys)
+    assert card.read(finished / "checkpoint") == found
 
 
 def test_another_k_can_be_validated(finished, data_home):

@@ -11,23 +11,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drafters.draft_model import OutputHead
 from drafters.neural import Passages
 from drafters.training.corpus import Conversation
 from drafters.training.objective import Truth
-from drafters.training.streams import Source, pack
+from drafters.training.streams import Source, Streams, pack
 from specbench.model import CausalLM
 
 BUCKET = 16  # batches whose conversations are sorted by length together, against padding
 
+# Sizes are multiples of these: each shape of a matrix product is prepared when it is first met, which takes a CPU
+# several times as long as the product itself.
+TOKENS, POSITIONS = 64, 32
+
 
 @dataclass(frozen=True)
 class Batch:
-    """passages: with as many positions of each conversation as the longest reply has; ``real`` [B, A] bool: those that
-    are not padding. hidden [B, T, D]: what the target's head reads. total, best [B, T]: see ``Streams``. lengths [B]:
-    tokens of each conversation. numbers: which conversations."""
+    """passages: with as many positions of each conversation as the longest reply has, and padding; ``real`` [B, A]
+    bool: those that are not padding. hidden [B, T, D]: what the target's head reads. total, best [B, T]: see
+    ``Streams``. lengths [B]: tokens of each conversation. numbers: which conversations."""
 
     passages: Passages
     real: Tensor
@@ -66,7 +71,7 @@ class Batches:
     def make(self, numbers: Sequence[int], share: float, seed: str) -> Batch:
         """Of these conversations; at a ``share`` of their positions, drawn by ``seed``."""
         members = [self._conversations[i] for i in numbers]
-        found = self._source.of(numbers)
+        found = padded(self._source.of(numbers))
         device = self._target.device
         tokens = torch.zeros(found.total.shape, dtype=torch.long)
         draws = torch.Generator().manual_seed(random.Random(seed).getrandbits(63))
@@ -80,6 +85,7 @@ class Batches:
                 places = places[torch.randperm(len(places), generator=draws)[:count]].sort().values
             chosen.append(places)
         at = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+        at = F.pad(at, (0, -at.shape[1] % POSITIONS))
         real = torch.arange(at.shape[1]) < torch.tensor([[len(places)] for places in chosen])
         # out of inference mode: a copy may take part in gradients
         streams, last = found.taps[:, :, :-1].clone(), found.taps[:, :, -1].clone()
@@ -95,6 +101,14 @@ class Batches:
 
     def _length(self, number: int) -> int:
         return len(self._conversations[number].prompt) + len(self._conversations[number].reply)
+
+
+def padded(found: Streams) -> Streams:
+    """With tokens up to a multiple of ``TOKENS``."""
+    more = -found.total.shape[1] % TOKENS
+    return Streams(
+        F.pad(found.taps, (0, 0, 0, 0, 0, more)), F.pad(found.total, (0, more)), F.pad(found.best, (0, more))
+    )
 
 
 def truths(
@@ -126,7 +140,9 @@ def _laws(
     for positions in before:
         wanted.scatter_(1, positions, True)
     assert head.lm_head is not None
-    logits = scaled(head.lm_head(batch.hidden[wanted]))  # [N, Vd]
+    read = batch.hidden[wanted]
+    read = F.pad(read, (0, 0, 0, -len(read) % POSITIONS))
+    logits = scaled(head.lm_head(read))  # [N, Vd]
     row = wanted.flatten().cumsum(0).view_as(wanted) - 1
     return lambda positions: logits[row.gather(1, positions)]
 

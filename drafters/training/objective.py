@@ -114,26 +114,30 @@ class Losses(torch.autograd.Function):
         step = ROWS if rows.device.type == "cpu" else len(rows)
         for start in range(0, len(rows), max(1, step)):
             part = slice(start, start + step)
-            log_q = rows[part].float().log_softmax(dim=-1)
-            q = log_q.exp()
-            slope = torch.zeros_like(q)
+            log_q = rows[part].log_softmax(dim=-1, dtype=torch.float32)
             if goal.hard:
-                seen = label[part] >= 0
+                seen = goal.hard * (label[part] >= 0)
                 place = label[part].clamp(min=0)[:, None]
-                each[part] -= goal.hard * seen * log_q.gather(1, place)[:, 0]
-                slope += goal.hard * seen[:, None] * q
-                slope.scatter_add_(1, place, -goal.hard * seen[:, None].to(q.dtype))
+                each[part] -= seen * log_q.gather(1, place)[:, 0]
             if laws is not None and goal.soft:
-                p = laws[part].float().softmax(dim=-1)  # over the draft vocabulary
-                each[part] -= goal.soft * likely[part] * (p * log_q).sum(dim=-1)
-                slope += goal.soft * likely[part][:, None] * (q - p)
+                liked = goal.soft * likely[part]
+                p_drafted = laws[part].softmax(dim=-1, dtype=torch.float32)  # over the draft vocabulary
+                each[part] -= liked * (p_drafted * log_q).sum(dim=-1)
+            q = log_q.exp_()
             if laws is not None and (goal.distance or goal.confidence):
-                p = (laws[part].float() - total[part][:, None]).exp()  # of the whole vocabulary; the rest is missed
+                p = (laws[part].float() - total[part][:, None]).exp_()  # of the whole vocabulary; the rest is missed
                 difference = q - p
                 accepted[part] = torch.minimum(p, q).sum(dim=-1).clamp(0, 1)
                 each[part] += goal.distance * (difference.abs().sum(dim=-1) + (1 - p.sum(dim=-1)).clamp(min=0))
                 sign = difference.sign_()
-                slope += goal.distance * q * (sign - (sign * q).sum(dim=-1, keepdim=True))
+                slope = sign.sub_((sign * q).sum(dim=-1, keepdim=True)).mul_(goal.distance).mul_(q)
+            else:
+                slope = torch.zeros((), device=q.device)
+            if laws is not None and goal.soft:
+                slope = slope + liked[:, None] * (q - p_drafted)
+            if goal.hard:
+                slope = slope + q.mul_(seen[:, None])
+                slope.scatter_add_(1, place, -seen[:, None])
             gradient[part] = slope
         ctx.save_for_backward(gradient)
         accepted = accepted.view(shape)
@@ -144,9 +148,10 @@ class Losses(torch.autograd.Function):
     def backward(ctx: Any, by_each: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         """See above."""
         (gradient,) = ctx.saved_tensors
-        weights = by_each.flatten()[:, None].to(gradient.dtype)
-        by_logits = (gradient * weights).where(weights != 0, 0)  # where nothing is known there may be infinities
-        return by_logits.view(*by_each.shape, -1), None, None
+        weights = by_each.flatten().to(gradient.dtype)
+        gradient.mul_(weights[:, None])  # in place: it is read once
+        gradient[weights == 0] = 0  # where nothing is known there may be infinities
+        return gradient.view(*by_each.shape, -1), None, None
 
 
 ROWS = 16  # of logits done at a time on a CPU

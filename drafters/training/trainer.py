@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from specbench.model import CausalLM
 
 STATE = "state.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+LENGTH = ("epochs", "minutes")  # of a budget: may be raised when a training has begun
 SHARE_OF_WARM_UP = 0.03  # of the training, in which the learning rate rises
 
 
@@ -107,12 +108,13 @@ class Learner(nn.Module):
 @dataclass
 class Progress:
     """How far a training is. seconds: spent on steps, validation excluded. tokens: reply positions learned from.
-    fit_seconds: spent on the start by least squares."""
+    fit_seconds: spent on the start by least squares. extended: lengths that were planned before, and then raised."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     fit_seconds: float = 0.0
+    extended: list[dict[str, float | None]] = field(default_factory=list)
 
 
 Report = Callable[[Progress, dict[str, float]], None]
@@ -132,7 +134,8 @@ class Trainer:
         question: dict[str, Any],
     ):
         """``training``: numbers of the conversations to learn from. ``question``: what the training depends on; a state
-        in ``folder`` that belongs to another one is refused."""
+        in ``folder`` that belongs to another one is refused. A longer budget is no other question: the training goes
+        on, at the learning rate that the longer one has at this place, and its progress says so."""
         self._batches, self._training, self._budget = batches, training, budget
         self._folder, self._accelerator, self._question = folder, accelerator, question
         self._learner = learner
@@ -266,17 +269,15 @@ class Trainer:
     def _load(self) -> None:
         with safe_open(self._folder / STATE, "pt") as file:
             facts = json.loads(file.metadata()["facts"])
-            differing = [
-                key
-                for key in self._question | facts["question"]
-                if self._question.get(key) != facts["question"].get(key)
-            ]
+            asked, found = _without_length(self._question), _without_length(facts["question"])
+            differing = [key for key in asked | found if asked.get(key) != found.get(key)]
             if differing:
                 raise ConfigError(
                     f"out={self._folder} holds a training with other {', '.join(differing)}; give another folder, or "
                     "remove it"
                 )
             self.progress = Progress(**facts["progress"])
+            self._extend(facts["question"].get("budget", {}))
             names = set(file.keys())
             for name, parameter in self._learner.trained().items():
                 with torch.no_grad():
@@ -285,6 +286,19 @@ class Trainer:
                     moments = {m: file.get_tensor(f"{m}.{name}").to(parameter.device) for m in MOMENTS}
                     step = torch.tensor(float(self.progress.step), device=parameter.device)
                     self._optimizer.state[parameter] = {"step": step, **moments}
+
+    def _extend(self, before: dict[str, Any]) -> None:
+        """Take note that more was asked for than ``before``, the budget of the state."""
+        changed = [name for name in LENGTH if name in before and getattr(self._budget, name) != before[name]]
+        for name in changed:
+            now, then = (math.inf if v is None else v for v in (getattr(self._budget, name), before[name]))
+            if now < then:
+                raise ConfigError(
+                    f"{name}={now:g} is less than the {then:g} of the training in out={self._folder}; give at least "
+                    "as much, or another folder"
+                )
+        if changed:
+            self.progress.extended.append({name: before[name] for name in LENGTH})
 
     def _numbers(self, step: int) -> Sequence[int]:
         """The conversations of a step, of this process."""
@@ -300,6 +314,12 @@ class Trainer:
             seed = f"{self._budget.seed}/{number}"
             self._epoch_steps[number] = self._batches.epoch(self._training, self._budget.batch_tokens, seed)
         return self._epoch_steps[number]
+
+
+def _without_length(question: dict[str, Any]) -> dict[str, Any]:
+    """A question but for how long the training is."""
+    budget = {name: value for name, value in question.get("budget", {}).items() if name not in LENGTH}
+    return {**question, "budget": budget}
 
 
 def schedule(share: float) -> float:
