@@ -20,6 +20,10 @@ from drafters.none import NoDrafter
 from drafters.oracle import Oracle
 from drafters.small_lm import SmallLM
 from drafters.suffix import Suffix
+from drafters.training.batches import Batches
+from drafters.training.corpus import Conversation
+from drafters.training.streams import Recomputed
+from drafters.training.validation import Tally, right
 from specbench.cli import conf_dir
 from specbench.drafting import Request
 from specbench.prompts import load_builtin
@@ -79,6 +83,29 @@ def test_plain_decoding_is_hugging_faces_greedy(smollm2, requests):
 def test_heads_that_are_not_trained_change_no_text(smollm2, requests, stop, make):
     replies, _ = run(smollm2, make(), requests[:3], k=4, stop=stop)
     assert replies == [list(request.reference) for request in requests[:3]]
+
+
+@pytest.mark.parametrize("make", [Eagle, Mtp, Medusa, DFlash, DSpark], ids=lambda make: make.__name__)
+def test_shipped_heads_draft_as_validation_says(smollm2, requests, stop, make):
+    """Their tokens per verify pass on a text, computed without decoding, are those of decoding it."""
+    drafter, few, k = make(checkpoint="shipped"), requests[:4], 3
+    model = drafter.build(smollm2)
+    texts = [Conversation(r.uid, "", 0.0, r.tokens, r.reference) for r in few]
+    source = Recomputed(smollm2, texts, (*drafter.taps, len(smollm2.blocks)))
+    batch = Batches(smollm2, texts, source).make(range(len(texts)), 1.0, "")
+    with torch.no_grad():
+        hits = right(drafter.unroll(model, smollm2, batch.passages, k), batch, model.head)
+    expected = Tally(k)
+    for row, count in zip(hits.numpy(), batch.real.sum(dim=1).tolist(), strict=True):
+        expected.add(row[:count])
+    passes = committed = 0
+    for request in few:
+        (reply,), steps = run(smollm2, drafter, [request], k=k, stop=stop)
+        assert reply == list(request.reference)
+        passes, committed = passes + len(steps) - 1, committed + len(reply) - 1
+    assert committed == expected.committed
+    assert committed / passes == pytest.approx(expected.tokens_per_pass, rel=0.05)
+    assert committed / passes > 1.1  # they have learned something
 
 
 @pytest.mark.parametrize(("make", "batch"), [(NGram, 4), (Suffix, 4), (Oracle, 1)], ids=["ngram", "suffix", "oracle"])
