@@ -9,7 +9,7 @@ from rich.table import Table
 COLUMNS = ("drafter", "k", "tokens/pass", "acceptance", "tokens/s", "plain", "speedup", "95 % CI", "lossless")
 CATEGORY_COLUMNS = ("category", "tokens/pass", "acceptance", "tokens/s", "plain", "speedup", "95 % CI")
 
-TEXT = ("drafter", "category", "lossless")  # the others hold numbers
+TEXT = ("drafter", "category", "lossless", "")  # the others hold numbers
 
 Run = Mapping[str, Any]
 
@@ -81,7 +81,7 @@ def row(run: Run, label: str) -> list[str]:
 
 def terminal(runs: Sequence[Run]) -> Table:
     """One group of runs as a table for the terminal."""
-    table = _table(COLUMNS)
+    table = numbers(COLUMNS)
     for run, label in zip(runs, labels(runs), strict=True):
         table.add_row(*row(run, label), style="red" if run["status"] != "ok" else None)
     table.caption = "plain: tokens/s of plain decoding of the same prompts, interleaved"
@@ -90,7 +90,7 @@ def terminal(runs: Sequence[Run]) -> Table:
 
 def terminal_by_category(run: Run) -> Table:
     """One run's categories as a table for the terminal."""
-    table = _table(CATEGORY_COLUMNS)
+    table = numbers(CATEGORY_COLUMNS)
     for category, measured in run["by_category"].items():
         table.add_row(category, *_numbers(measured))
     return table
@@ -118,7 +118,8 @@ def markdown(runs: Sequence[Run]) -> str:
     return "\n".join([*lines, "; ".join(facts) + "."]) + "\n"
 
 
-def _table(columns: Sequence[str]) -> Table:
+def numbers(columns: Sequence[str]) -> Table:
+    """An empty table for the terminal, under these columns."""
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, caption_justify="left")  # 80 columns suffice
     for column in columns:
         table.add_column(
@@ -135,20 +136,21 @@ def title(runs: Sequence[Run]) -> tuple[str, ...]:
 def _numbers(measured: Mapping[str, Any]) -> list[str]:
     interval = measured["speedup_ci95"]
     return [
-        _show(measured["tokens_per_pass"], "{:.2f}"),
-        _show(measured["acceptance_rate"], "{:.0%}"),
+        show(measured["tokens_per_pass"], "{:.2f}"),
+        show(measured["acceptance_rate"], "{:.0%}"),
         _speed(measured["decode_tokens_per_s"]),
         _speed(measured["baseline_decode_tokens_per_s"]),
-        _show(measured["speedup"], "{:.2f}x"),
+        show(measured["speedup"], "{:.2f}x"),
         "–" if interval is None else f"{interval[0]:.2f}–{interval[1]:.2f}",
     ]
 
 
 def _speed(value: float | None) -> str:
-    return _show(value, "{:.1f}" if value is None or value < 1000 else "{:.0f}")
+    return show(value, "{:.1f}" if value is None or value < 1000 else "{:.0f}")
 
 
-def _show(value: float | None, form: str) -> str:
+def show(value: float | None, form: str) -> str:
+    """A number, or a dash where there is none."""
     return "–" if value is None else form.format(value)
 
 
@@ -156,7 +158,11 @@ def _verdict(lossless: Mapping[str, Any]) -> str:
     if lossless["verdict"] == "equal":
         return f"equal {lossless['equal']}/{lossless['prompts']}"
     if lossless["verdict"] == "law":
-        return "by law"
+        return f"by law, p={lossless['p_value']:.2g}"
+    if lossless["verdict"] == "untested":
+        return "untested"
+    if "p_value" in lossless:  # by law
+        return f"MISMATCH, p={lossless['p_value']:.2g}" if not lossless["ruled_out"] else "MISMATCH, impossible tokens"
     if lossless["verdict"] == "near-tie":
         return f"near-tie {lossless['near_ties']}/{lossless['prompts']}"
     return f"MISMATCH {lossless['mismatches']}/{lossless['prompts']}"

@@ -157,7 +157,9 @@ def measure(results, *drafters, sampling=None):
 def test_sampled_drafts_are_judged_by_law_and_are_never_a_mismatch(results):
     drafter = SmallLM(tiny("llama", seed=1), proposal="sample")
     (found,) = measure(results, drafter, sampling=Sampling(temperature=1.0))
-    assert found["metrics"]["lossless"]["verdict"] == "law"
+    said = found["metrics"]["lossless"]
+    assert said["verdict"] == "untested"  # so few tokens say nothing
+    assert said["places"] == sum(found["prompts"]["turns"] and 8 for _ in range(3))
     judged = pd.read_parquet(results / found["id"] / record.PROMPTS)["lossless"]
     assert set(judged) <= {"law", "equal"}
     assert "law" in set(judged)
