@@ -105,15 +105,13 @@ def _report(records: list[dict[str, Any]], results_dir: Path) -> None:
             fail(f"{record['drafter']['name']} failed: {record['error']}", FAILED)
     if len(records) == 1 and records[0]["status"] == "ok":
         cli.out.print(tables.terminal_by_category(records[0]))
-    for note in dict.fromkeys(note for record in records for note in _notes(record)):
+    for note in dict.fromkeys([*tables.flags(records), *(note for record in records for note in _notes(record))]):
         cli.out.print(f"Note: {note}.", soft_wrap=True, highlight=False)
     cli.out.print(records[0]["folder"] if len(records) == 1 else str(results_dir), soft_wrap=True, highlight=False)
 
 
 def _notes(run_json: dict[str, Any]) -> list[str]:
-    notes = list(run_json["warnings"])
-    if run_json["status"] == "ok" and run_json["metrics"]["lossless"]["verdict"] == "mismatch":
-        notes.append(f"{run_json['drafter']['name']} changed the text: its speedup is not that of a lossless method")
+    notes: list[str] = []
     prompts = run_json.get("prompts")
     if prompts is None:  # it failed
         return notes

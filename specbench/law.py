@@ -227,3 +227,16 @@ def _judge(p: Tensor, token: int, q: Tensor | None, kept: bool, u: float, eviden
     mass = (p * overlap).sum().item()
     evidence.overlap.add(overlap[token].item(), mass, (p * overlap.square()).sum().item() - mass**2)
     evidence.acceptance.add(float(kept), mass, mass * (1 - mass))
+
+
+@torch.inference_mode()
+def surprise(target: CausalLM, texts: Sequence[Sequence[int]]) -> float | None:
+    """Nats by which a token of the ``texts`` surprises the target, on average; None if none has a second token."""
+    total, places = 0.0, 0
+    for text in texts:
+        if len(text) > 1:
+            tokens = torch.tensor(text, device=target.device)
+            logits = target.forward(tokens[None, :-1], target.new_cache(1, len(text)), row=0).logits[0].float()
+            total += torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum").item()
+            places += len(text) - 1
+    return total / places if places else None

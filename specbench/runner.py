@@ -10,17 +10,18 @@ from typing import Any
 
 import pandas as pd
 
-from specbench import law, losslessness, metrics, profiling, provenance, record
+from specbench import guards, law, losslessness, metrics, profiling, provenance, record
 from specbench.analysis import analyse
 from specbench.comparison import Arm, Outcome, Progress, Settings, Turn, compare, requests_of
 from specbench.errors import ConfigError, RunError
+from specbench.guards import Flag
 from specbench.load import MachineLoad
 from specbench.model import CausalLM
-from specbench.prompts import PromptSet
+from specbench.prompts import PromptSet, overlap
 
 log = logging.getLogger(__name__)
 
-UNSTEADY = 1.5  # clock_spread above which a run says so
+SURPRISES = 8  # prompts read to see whether they are text
 
 
 @dataclass(frozen=True)
@@ -119,21 +120,21 @@ def _run_cells(
             "wall_seconds": time.perf_counter() - clock,
             "machine_load": asdict(load),
         }
-        warnings = [load.warning(), *cell.arm.drafter.warnings()]
+        flags = _flags(plan, cell, load, again, outcome)
         reason = failure or cell.arm.error
         steps = prompts = None
         rounds = again.rounds_of(cell.arm, baseline)
         if reason is None:
             try:
                 steps, prompts, results = _results(plan, baseline, cell.arm, outcome, again)
-                warnings += [_unsteady(results["metrics"]["clock_spread"]), again.failures.get(cell.arm.name)]
+                flags += guards.of_results(results, prompts)
                 records[id_] = {"status": "ok", "error": None, **common, **results}
             except Exception as error:
                 log.debug("judging %s failed", cell.arm.name, exc_info=True)
                 reason = error
         if reason is not None:
             records[id_] = {"status": "failed", "error": f"{type(reason).__name__}: {reason}", **common}
-        records[id_]["warnings"] = [warning for warning in warnings if warning]
+        records[id_]["flags"] = [asdict(flag) for flag in flags]
         try:
             record.write(plan.results_dir, records[id_], steps, prompts, rounds)
             if reason is None:  # of a time when the drafter could not be bound, and so not be described
@@ -145,6 +146,19 @@ def _run_cells(
     return records
 
 
+def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: "SecondLook", outcome: Outcome) -> list[Flag]:
+    """What is to be doubted of a cell, whatever its numbers are."""
+    drafter = cell.arm.drafter
+    found = [Flag("busy-machine", message) for message in (load.warning(),) if message]
+    found += [Flag("untrained", message) for message in drafter.warnings()]
+    found += [Flag("not-seen", message) for message in (again.failures.get(cell.arm.name),) if message]
+    found += guards.of_engine((cell.config.get("target") or {}).get("engine"), plan.target.device.type)
+    learned = drafter.learned_from() if cell.arm.error is None else ()
+    shared = overlap.overlapping([turn.prompt for turn in outcome.turns], learned) if learned else []
+    seen = [turn.request.uid for turn, both in zip(outcome.turns, shared, strict=False) if both]
+    return found + list(guards.of_prompts(again.surprise, plan.target.vocab_size, seen))
+
+
 @dataclass
 class SecondLook:
     """What was seen after all was measured: rounds with a clock between their parts, and the test of sampled text, by
@@ -153,6 +167,7 @@ class SecondLook:
     rounds: dict[str, pd.DataFrame] = field(default_factory=dict)
     laws: dict[str, law.Evidence] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    surprise: float | None = None  # nats by which a token of the prompts surprises the target
 
     def rounds_of(self, arm: Arm, baseline: Arm) -> pd.DataFrame | None:
         """Those of an arm and of the baseline, told apart by column ``arm``."""
@@ -164,6 +179,7 @@ class SecondLook:
 
 def _look_again(plan: Plan, baseline: Arm, arms: Sequence[Arm], outcome: Outcome) -> SecondLook:
     settings, found = plan.settings, SecondLook()
+    found.surprise = law.surprise(plan.target, [turn.request.tokens for turn in outcome.turns[:SURPRISES]])
     sound = [arm for arm in arms if arm.error is None]
     some = _spread(outcome.batches, plan.profiled)
     if some:
@@ -228,16 +244,6 @@ def _results(
         "changed_by_repeats": sorted(arm.changed | baseline.changed),
     }
     return steps, prompts, {"prompts": counts, **found, "metrics": measured}
-
-
-def _unsteady(spread: float | None) -> str | None:
-    """What to say of a clock that cannot be trusted."""
-    if spread is None or spread < UNSTEADY:
-        return None
-    return (
-        f"the machine is unsteady: plain decoding's rounds, all alike, vary {spread:.1f}-fold in time (95th to 5th "
-        "percentile); intervals may be too narrow, and drafter=none shows by how much"
-    )
 
 
 def _divergence(plan: Plan, baseline: Arm, arm: Arm, uid: str, prompt: Sequence[int]) -> losslessness.Divergence | None:

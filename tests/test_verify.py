@@ -183,7 +183,8 @@ def test_a_drafter_that_cannot_be_profiled_is_measured_all_the_same(tmp_path):
 
     tired, fine = measure(tmp_path, [Arm("tired", Tired(), 2), Arm("ngram", NGram(), 2)], Sampling())
     assert (tired["status"], tired["model"]) == ("ok", None)
-    assert "the parts of its rounds could not be timed: RuntimeError: too short" in tired["warnings"]
+    said = {flag["flag"]: flag["message"] for flag in tired["flags"]}
+    assert said["not-seen"] == "the parts of its rounds could not be timed: RuntimeError: too short"
     assert fine["model"] is not None
 
 
