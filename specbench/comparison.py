@@ -15,6 +15,7 @@ from typing import Any
 
 from specbench.decoding import Step, decode
 from specbench.drafting import Drafter, Request
+from specbench.energy import EnergyMeter
 from specbench.errors import ConfigError, RunError
 from specbench.memory import PeakMemory
 from specbench.model import CausalLM
@@ -59,6 +60,7 @@ class Arm:
     finish: dict[str, str] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     peak_memory_bytes: int = 0
+    joules: float | None = None
     error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
@@ -219,9 +221,9 @@ def _run_batch(
             continue
         requests = requests_of(arm, members, baseline)
         stored = len(arm.steps)
-        memory = PeakMemory(target.device)
+        memory, energy = PeakMemory(target.device), EnergyMeter(target.device)
         try:
-            with memory:
+            with memory, energy:
                 for step in _decode(target, arm, requests, settings, settings.stop):
                     arm.steps += _rows(step, requests, batch, unit, repeat, place)
                     progress(arm, step)
@@ -229,6 +231,8 @@ def _run_batch(
             arm.fail(error)
             continue
         arm.peak_memory_bytes = max(arm.peak_memory_bytes, memory.peak_bytes)
+        if energy.joules is not None:
+            arm.joules = (arm.joules or 0.0) + energy.joules
         _remember(arm, arm.steps[stored:])
 
 

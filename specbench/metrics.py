@@ -34,6 +34,9 @@ DEFINITIONS = {
     "peak_memory_bytes": "most memory held while this method ran: resident bytes of the process on a CPU, everything "
     "loaded for the run included; bytes allocated by PyTorch on a GPU",
     "baseline_peak_memory_bytes": "the same while plain decoding ran",
+    "joules_per_token": "energy counted by the machine (processor packages or GPU) while this method ran, prefill "
+    "included, / all tokens it gave; none where the machine does not count",
+    "baseline_joules_per_token": "the same of plain decoding",
     "clock_spread": "95th / 5th percentile of the seconds of plain decoding's rounds, which do the same work: 1 is a "
     "steady machine; what it exceeds 1 by is noise that the intervals see only in part",
     "repeat_spread": "longest / shortest time of the same plain decoding in the repeats of the run, median over units; "

@@ -87,7 +87,7 @@ def run(plan: Plan, baseline: Arm, show_progress: ShowProgress) -> list[dict[str
 def _run_cells(
     plan: Plan, baseline: Arm, todo: Mapping[str, Cell], show_progress: ShowProgress
 ) -> dict[str, dict[str, Any]]:
-    started, origin = provenance.now(), provenance.collect()
+    started, origin, clocks = provenance.now(), provenance.collect(), provenance.clocks()
     clock = time.perf_counter()
     arms = [cell.arm for cell in todo.values()]
     turns = sum(len(c.turns) for c in plan.prompts.conversations)
@@ -116,7 +116,12 @@ def _run_cells(
             "needs_reference": cell.arm.drafter.needs_reference,
             "dataset": {"name": plan.prompts.name, "sha256": plan.prompts.sha256},
             "interleaved_with": [arm.name for arm in arms if arm is not cell.arm],
-            "provenance": {**origin, "started": started, "ended": provenance.now()},
+            "provenance": {
+                **origin,
+                "started": started,
+                "ended": provenance.now(),
+                "clocks": {"before": clocks, "after": provenance.clocks()},
+            },
             "wall_seconds": time.perf_counter() - clock,
             "machine_load": asdict(load),
         }
@@ -235,6 +240,8 @@ def _results(
         "lossless": losslessness.summarise(divergences, again.laws.get(arm.name), by_law=arm.sampled),
         "peak_memory_bytes": arm.peak_memory_bytes,
         "baseline_peak_memory_bytes": baseline.peak_memory_bytes,
+        "joules_per_token": _joules_per_token(arm),
+        "baseline_joules_per_token": _joules_per_token(baseline),
     }
     counts = {
         "conversations": len(plan.prompts.conversations),
@@ -244,6 +251,12 @@ def _results(
         "changed_by_repeats": sorted(arm.changed | baseline.changed),
     }
     return steps, prompts, {"prompts": counts, **found, "metrics": measured}
+
+
+def _joules_per_token(arm: Arm) -> float | None:
+    """Prefill included on both sides of the division."""
+    tokens = sum(row["committed"] for row in arm.steps)
+    return None if arm.joules is None or not tokens else arm.joules / tokens
 
 
 def _divergence(plan: Plan, baseline: Arm, arm: Arm, uid: str, prompt: Sequence[int]) -> losslessness.Divergence | None:
