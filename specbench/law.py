@@ -124,10 +124,10 @@ def check(
     for requests in batches:
         rounds: list[list[Round]] = [[] for _ in requests]
         for step in decode(target, heard, requests, k, sampling, seed, stop):
-            for row, found in _rounds(step, heard):
-                rounds[row].append(found)
-        for request, found in zip(requests, rounds, strict=True):
-            _weigh(target, request, found, sampling, chance, evidence)
+            for row, made in _rounds(step, heard):
+                rounds[row].append(made)
+        for request, all_made in zip(requests, rounds, strict=True):
+            _weigh(target, request, all_made, sampling, chance, evidence)
     return evidence
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytest import approx
 
 from specbench import energy
 from specbench.energy import EnergyMeter
@@ -31,13 +30,13 @@ def test_joules_are_those_of_all_packages_and_of_no_zone_twice(zones):
     with EnergyMeter(CPU) as meter:
         for zone, joules in (("intel-rapl:0", 12.5), ("intel-rapl:1", 91), ("intel-rapl:0:0", 7)):
             put(zones, zone, joules)
-    assert meter.joules == approx(3.5)
+    assert meter.joules == pytest.approx(3.5)
 
 
 def test_a_counter_that_began_anew_is_understood(zones):
     with EnergyMeter(CPU) as meter:
         put(zones, "intel-rapl:1", 4)
-    assert meter.joules == approx(14)
+    assert meter.joules == pytest.approx(14)
 
 
 def test_a_machine_that_does_not_count_has_no_joules(tmp_path, monkeypatch):

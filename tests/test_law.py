@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import mutated, tiny
-from pytest import approx
 from scipy import stats
 
 from drafters import proposing
@@ -107,7 +106,7 @@ def test_the_least_that_is_noticed_is_noticed():
     score = Score()
     score.excess, score.variance, score.places = 3.0, 4.0, 200
     assert score.z == 1.5
-    assert score.p_value == approx(2 * stats.norm.sf(1.5))
+    assert score.p_value == pytest.approx(2 * stats.norm.sf(1.5))
 
 
 def test_power_is_that_of_the_stated_level():
@@ -117,9 +116,9 @@ def test_power_is_that_of_the_stated_level():
         evidence.acceptance.add(1.0, 0.5, 0.25)
     said = evidence.verdict()
     reach = stats.norm.isf(law.LEVEL / 2 / 2) + stats.norm.ppf(law.POWER)  # two tests
-    assert said["noticed_temperature"] == approx(reach / (400 * 0.5) ** 0.5)
-    assert said["noticed_acceptance"] == approx(reach * (400 * 0.25) ** 0.5 / 400)
-    assert said["z"]["acceptance"] == approx(200 / 100**0.5)
+    assert said["noticed_temperature"] == pytest.approx(reach / (400 * 0.5) ** 0.5)
+    assert said["noticed_acceptance"] == pytest.approx(reach * (400 * 0.25) ** 0.5 / 400)
+    assert said["z"]["acceptance"] == pytest.approx(200 / 100**0.5)
     assert said["verdict"] == "mismatch"
 
 
@@ -134,13 +133,13 @@ def test_a_place_by_hand():
     p, q = [0.5, 0.3, 0.2, 0.0], [0.2, 0.6, 0.1, 0.1]
     evidence = judged(p, 1, q, True)
     mean = sum(x * np.log(x) for x in p[:3])
-    assert evidence.surprisal.excess == approx(np.log(0.3) - mean)
-    assert evidence.surprisal.variance == approx(sum(x * (np.log(x) - mean) ** 2 for x in p[:3]))
-    assert evidence.integrals == [approx(0.5 + 0.5 * 0.3)]
-    assert evidence.overlap.excess == approx(1.0 - 0.6)  # min(1, q/p) there, and sum min(p, q)
-    assert evidence.overlap.variance == approx(0.5 * 0.4**2 + 0.3 + 0.2 * 0.5**2 - 0.6**2)
-    assert evidence.acceptance.excess == approx(1 - 0.6)
-    assert evidence.acceptance.variance == approx(0.6 * 0.4)
+    assert evidence.surprisal.excess == pytest.approx(np.log(0.3) - mean)
+    assert evidence.surprisal.variance == pytest.approx(sum(x * (np.log(x) - mean) ** 2 for x in p[:3]))
+    assert evidence.integrals == [pytest.approx(0.5 + 0.5 * 0.3)]
+    assert evidence.overlap.excess == pytest.approx(1.0 - 0.6)  # min(1, q/p) there, and sum min(p, q)
+    assert evidence.overlap.variance == pytest.approx(0.5 * 0.4**2 + 0.3 + 0.2 * 0.5**2 - 0.6**2)
+    assert evidence.acceptance.excess == pytest.approx(1 - 0.6)
+    assert evidence.acceptance.variance == pytest.approx(0.6 * 0.4)
     assert evidence.bonus.places == 0
     assert judged(p, 1, None, False).bonus.places == 1
 
@@ -150,7 +149,7 @@ def test_a_token_that_is_ruled_out_settles_it_where_rounding_cannot_explain_it()
     assert judged(p, 3, None, False).verdict()["verdict"] == "mismatch"
     half = judged(p, 3, None, False, exact=False)
     assert half.ruled_out == 0
-    assert half.integrals == [approx(0.8 + 0.5 * 0.2)]  # as the least likely
+    assert half.integrals == [pytest.approx(0.8 + 0.5 * 0.2)]  # as the least likely
 
 
 def test_too_few_tokens_say_nothing():

@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import pytest
-from pytest import approx
 
 from specbench.errors import ConfigError
 from specbench.prediction import Costs, best, elsewhere, explain, predict, speedup, survival, tokens_per_pass
@@ -16,9 +15,9 @@ def test_the_textbook_case_wins_with_four_tokens_a_round_and_loses_with_one_and_
     """20 ms a token plain; 4 drafts at 2 ms each and a verify pass of 25 ms."""
     wins, loses = [0.75] * 4, [0.125] * 4  # 4 and 1.5 tokens a round
     assert predict(wins, FLAT)[-1].tokens_per_pass == 4
-    assert predict(wins, FLAT)[-1].speedup == approx(2.424, abs=1e-3)
+    assert predict(wins, FLAT)[-1].speedup == pytest.approx(2.424, abs=1e-3)
     assert predict(loses, FLAT)[-1].tokens_per_pass == 1.5
-    assert predict(loses, FLAT)[-1].speedup == approx(0.909, abs=1e-3)
+    assert predict(loses, FLAT)[-1].speedup == pytest.approx(0.909, abs=1e-3)
     assert best(predict(loses, FLAT)).k == 0
 
 
@@ -26,7 +25,7 @@ def test_leviathans_formula_is_the_case_of_equal_acceptances_and_flat_cost():
     alpha, c, gamma = 0.8, 0.1, 5
     costs = Costs(1.0, dict.fromkeys(range(1, 7), 1.0), {k: c * k for k in range(1, 6)})
     found = predict([alpha**i for i in range(1, 6)], costs)[-1]
-    assert found.speedup == approx((1 - alpha ** (gamma + 1)) / ((1 - alpha) * (c * gamma + 1)))
+    assert found.speedup == pytest.approx((1 - alpha ** (gamma + 1)) / ((1 - alpha) * (c * gamma + 1)))
 
 
 def test_survival_counts_all_rounds():
@@ -34,7 +33,7 @@ def test_survival_counts_all_rounds():
     assert survival([4]) == []
     assert survival([0, 0]) == [0.0]
     # as the mean of what was accepted, and the target's own token
-    assert tokens_per_pass(survival([5, 3, 1, 1]), 3) == approx(1 + (3 * 1 + 1 * 2 + 1 * 3) / 10)
+    assert tokens_per_pass(survival([5, 3, 1, 1]), 3) == pytest.approx(1 + (3 * 1 + 1 * 2 + 1 * 3) / 10)
 
 
 def test_every_k_is_predicted_whose_costs_are_known():
@@ -44,8 +43,8 @@ def test_every_k_is_predicted_whose_costs_are_known():
     assert found[0].break_even is None
     assert found[2].tokens_per_pass == 1.75
     assert found[2].seconds == 26
-    assert found[2].speedup == approx(1.75 * 20 / 26)
-    assert found[2].bound == approx(3 * 20 / 26)
+    assert found[2].speedup == pytest.approx(1.75 * 20 / 26)
+    assert found[2].bound == pytest.approx(3 * 20 / 26)
     holes = Costs(20.0, {1: 20.0, 3: 22.0, 5: 25.0}, {1: 2.0, 2: 4.0})
     assert [p.k for p in predict([0.5, 0.25, 0.125, 0.1], holes)] == [0, 2]
 
@@ -54,7 +53,7 @@ def test_at_the_acceptance_that_breaks_even_the_speedup_is_one():
     for found in predict([0.5] * 4, FLAT)[1:]:
         alpha = found.break_even
         drafts = predict([alpha**i for i in range(1, 5)], FLAT)[found.k]
-        assert drafts.speedup == approx(1)
+        assert drafts.speedup == pytest.approx(1)
 
 
 def test_what_cannot_win_has_no_break_even():
@@ -77,9 +76,9 @@ def test_elsewhere_takes_passes_from_there_and_the_price_of_a_draft_from_here():
     }
     costs = Costs(plain=11.0, passes={1: 10.0, 2: 10.0, 3: 10.0}, drafts={1: 4.0, 2: 8.0}, rest=2.0)
     found = {p.k: p for p in elsewhere([0.5, 0.25], costs, there, 1)}
-    assert found[2].seconds == approx(3.5 + 8.0 / 4 + 2.0 / 4)  # its step takes a quarter of ours
-    assert found[2].speedup == approx(1.75 * (11.0 / 4) / 6.0)
-    assert found[1].seconds == approx(3.0 + 1.0 + 0.5)
+    assert found[2].seconds == pytest.approx(3.5 + 8.0 / 4 + 2.0 / 4)  # its step takes a quarter of ours
+    assert found[2].speedup == pytest.approx(1.75 * (11.0 / 4) / 6.0)
+    assert found[1].seconds == pytest.approx(3.0 + 1.0 + 0.5)
     assert found[0].speedup == 1
 
 

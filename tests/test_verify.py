@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from conftest import baseline, tiny
-from pytest import approx
 
 from drafters.ngram import NGram
 from drafters.oracle import Oracle
@@ -150,13 +149,13 @@ def test_shares_of_a_round_sum_to_one_and_every_k_is_predicted(home):
     for folder in record.find([home / "greedy", home / "t1"]):
         run_json = record.read(folder)
         found, k = run_json["model"], run_json["drafter"]["k"]
-        assert sum(found["shares"].values()) == approx(1)
+        assert sum(found["shares"].values()) == pytest.approx(1)
         assert set(found["shares"]) == {"draft", "verify", "accept", "bookkeeping"}
         assert [p["k"] for p in found["by_k"]] == list(range(k + 1))
         assert found["by_k"][0]["speedup"] == 1
         assert found["by_k"][k]["speedup"] == found["predicted_speedup"] <= found["bound"]
         assert list(found["draft_seconds"]) == [str(n) for n in range(1, k + 1)]
-        assert found["residual"] == approx(run_json["metrics"]["speedup"] / found["predicted_speedup"] - 1)
+        assert found["residual"] == pytest.approx(run_json["metrics"]["speedup"] / found["predicted_speedup"] - 1)
 
 
 def test_the_profile_is_of_prompts_that_were_measured(home):
@@ -190,7 +189,7 @@ def test_a_drafter_that_cannot_be_profiled_is_measured_all_the_same(tmp_path):
 
 def test_the_oracle_is_profiled_with_the_replies_it_knows(tmp_path):
     (found,) = measure(tmp_path, [Arm("oracle", Oracle(), 2)], Sampling())
-    assert found["model"]["bound"] == approx(found["model"]["predicted_speedup"], rel=0.2)
+    assert found["model"]["bound"] == pytest.approx(found["model"]["predicted_speedup"], rel=0.2)
 
 
 # one against another
@@ -211,13 +210,13 @@ def test_methods_are_compared_prompt_by_prompt(home):
     found = compare_module.compare(*steps)
     first, second = (r["metrics"] for r in runs)
     assert found["units"] == 9
-    assert found["speedup"] == approx(first["speedup"] / second["speedup"])
-    assert found["tokens_per_pass"] == approx(first["tokens_per_pass"] - second["tokens_per_pass"])
+    assert found["speedup"] == pytest.approx(first["speedup"] / second["speedup"])
+    assert found["tokens_per_pass"] == pytest.approx(first["tokens_per_pass"] - second["tokens_per_pass"])
     low, high = found["speedup_ci95"]
     assert low < found["speedup"] < high
     back = compare_module.compare(*steps[::-1])
-    assert back["speedup"] == approx(1 / found["speedup"])
-    assert back["tokens_per_pass"] == approx(-found["tokens_per_pass"])
+    assert back["speedup"] == pytest.approx(1 / found["speedup"])
+    assert back["tokens_per_pass"] == pytest.approx(-found["tokens_per_pass"])
 
 
 def test_pairing_takes_away_what_prompts_share():
@@ -235,8 +234,8 @@ def test_pairing_takes_away_what_prompts_share():
         return pd.DataFrame(rows)
 
     found = compare_module.compare(steps(1.0), steps(1.1))
-    assert found["speedup"] == approx(1.1)
-    assert found["speedup_ci95"] == approx([1.1, 1.1])
+    assert found["speedup"] == pytest.approx(1.1)
+    assert found["speedup_ci95"] == pytest.approx([1.1, 1.1])
 
 
 @pytest.mark.parametrize(
