@@ -85,10 +85,10 @@ def _relative(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
     return speedups[0] / speedups[1]
 
 
-def _more_per_pass(
-    tokens_a: np.ndarray, passes_a: np.ndarray, tokens_b: np.ndarray, passes_b: np.ndarray, axis: int = -1
-) -> np.ndarray:
-    return tokens_a.sum(axis) / passes_a.sum(axis) - tokens_b.sum(axis) / passes_b.sum(axis)
+def _more_per_pass(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Tokens per pass of a, less those of b."""
+    tokens_a, passes_a, tokens_b, passes_b = (column.sum(axis) for column in columns)
+    return tokens_a / passes_a - tokens_b / passes_b
 
 
 def _finite(value: np.ndarray) -> float | None:

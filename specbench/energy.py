@@ -1,5 +1,6 @@
 """Joules that the machine used, where it counts them: processors by RAPL, NVIDIA GPUs by their own counter."""
 
+import importlib
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -77,8 +78,7 @@ def _gpu_joules() -> dict[str, float]:
 def _gpu_counter() -> Callable[[], float] | None:
     """Reads the counter of the GPU that PyTorch uses; None without NVIDIA's library for Python, or on an older GPU."""
     try:
-        import pynvml
-
+        pynvml = importlib.import_module("pynvml")  # where it is installed
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
