@@ -116,7 +116,9 @@ class Neural(Drafter):
         self.spec: Any = None
         self._checkpoint = checkpoint
         self._options = network
+        self._path: str | None = None  # of the checkpoint that was read
         self._files: dict[str, str] = {}
+        self._learned_from: Sequence[str] = ()
 
     @abstractmethod
     def read(self, path: str, target: CausalLM) -> Loaded:
@@ -160,6 +162,7 @@ class Neural(Drafter):
         path = self._checkpoint
         if path == shipped.SHIPPED:
             path = shipped.find(self.family, target, "drafter.checkpoint")
+        self._path = path
         if path is None:
             self.spec = self.settle(self._options.spec(target))
             with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -185,6 +188,7 @@ class Neural(Drafter):
     def bind(self, target: CausalLM) -> None:
         """Load or make the network, laid out for inference."""
         model = self.build(target)
+        self._learned_from = shipped.prompts_of(self._path, target)
         self._parameters = model.parameters_own
         model.pack()
         self._loop = self.make_loop(model, target)
@@ -215,6 +219,10 @@ class Neural(Drafter):
             f"{type(self).__name__} has no checkpoint and is not trained: its acceptance says nothing of the method "
             "(drafter.checkpoint=FOLDER_OR_HUB_ID)"
         ]
+
+    def learned_from(self) -> Sequence[str]:
+        """See ``Drafter``."""
+        return self._learned_from
 
     def describe(self) -> dict[str, Any]:
         """Size, files, and all of the network's own choices."""

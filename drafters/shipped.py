@@ -5,7 +5,12 @@ drafters/pretrained/<set>/<family>/        a checkpoint, and the card that says 
 """
 
 import json
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+
+import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
 
 from specbench.errors import ConfigError
 from specbench.model import CausalLM
@@ -34,3 +39,23 @@ def find(family: str, target: CausalLM, setting: str) -> str:
             f"drafter={family} target=…, and use it: {setting}=FOLDER"
         )
     return str(folder / family)
+
+
+def prompts_of(checkpoint: str | None, target: CausalLM) -> Sequence[str]:
+    """Texts of the prompts that the drafter in this folder was trained on, if the data lie beside it and are those that
+    its card names."""
+    try:
+        home = Path(str(checkpoint))
+        table = json.loads((home / "card.json").read_text())["data"]["table_sha256"]
+        data = home.parent / "data"
+        if json.loads((data / "manifest.json").read_text())["table_sha256"] != table:
+            return ()
+    except (OSError, ValueError, KeyError):
+        return ()
+    return _texts(data / "conversations.parquet", target.tokenizer)
+
+
+@cache
+def _texts(table: Path, tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
+    prompts = set(map(tuple, pq.read_table(table, columns=["prompt"])["prompt"].to_pylist()))
+    return tokenizer.batch_decode([list(prompt) for prompt in sorted(prompts)], skip_special_tokens=True)

@@ -5,6 +5,7 @@ The small model has its own ragged cache. After a round it holds the keys of the
 rejected are forgotten by shortening the rows, and what was committed beyond its cache is fed first in the next round.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class SmallLM(Drafter):
         self._network = network or distilled.Options()
         check_types(self._network)
         self._ids: Tensor | None = None
+        self._learned_from: Sequence[str] = ()
         self._source = model
         self._engine = engine
         self.proposal = proposal
@@ -64,6 +66,7 @@ class SmallLM(Drafter):
             self.lm = source
         elif distilled.is_one(Path(source)):
             self.lm, self._ids = distilled.read(str(source), target, self._engine)
+            self._learned_from = shipped.prompts_of(str(source), target)
         else:
             dtype = str(target.dtype).removeprefix("torch.")
             self.lm = load_hf(str(source), dtype=dtype, device=str(target.device), engine=self._engine)
@@ -124,6 +127,10 @@ class SmallLM(Drafter):
                 logits = self.lm.forward(tokens[:, None], self._cache).logits[:, -1]
                 self._cache.advance(torch.ones(len(batch), dtype=torch.long))
         return proposal.draft()
+
+    def learned_from(self) -> Sequence[str]:
+        """See ``Drafter``."""
+        return self._learned_from
 
     def describe(self) -> dict[str, Any]:
         """The small model's name, size and files."""

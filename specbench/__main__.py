@@ -24,7 +24,7 @@ from specbench.runner import Cell, Plan, run
 from specbench.stopping import StopRule
 
 GROUPS = ("target", "drafter", "dataset", "sampling")
-WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed")
+WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed", "repeats", "profile")
 # how a run is carried out, not what it measures; precision and device enter the record as what they resolved to
 NOT_ASKED = ("results_dir", "force", "compare", "k_of", "drafter", "dtype", "device")
 
@@ -47,7 +47,9 @@ def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
             example = "[2,32000]" if kind is int else "['###','Q:']"
             raise ConfigError(f"stop.{name}={cfg.stop[name]} is no list of the right kind; write stop.{name}={example}")
     # what is cheap to refuse comes before what is slow to load
-    settings = Settings(cfg.batch_size, make(cfg.sampling), cfg.seed, StopRule(cfg.max_new_tokens))
+    if cfg.profile < 0:
+        raise ConfigError(f"profile={cfg.profile} is negative; give the number of prompts to profile, 0 for none")
+    settings = Settings(cfg.batch_size, make(cfg.sampling), cfg.seed, StopRule(cfg.max_new_tokens), cfg.repeats)
     cells = _cells(cfg)
     prompts: PromptSet = make(cfg.dataset)
     target: CausalLM = make(cfg.target)
@@ -60,7 +62,8 @@ def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
         context=target.context,
         decode=target.tokenizer.decode,
     )
-    plan = Plan(target, prompts, replace(settings, stop=stop), cells, Path(cfg.results_dir), cfg.force)
+    settings = replace(settings, stop=stop)
+    plan = Plan(target, prompts, settings, cells, Path(cfg.results_dir), cfg.force, profiled=cfg.profile)
     records = run(plan, Arm("baseline", NoDrafter(), 0), partial(progress.show, cli.err))
     _report(records, plan.results_dir)
     return records
@@ -102,15 +105,13 @@ def _report(records: list[dict[str, Any]], results_dir: Path) -> None:
             fail(f"{record['drafter']['name']} failed: {record['error']}", FAILED)
     if len(records) == 1 and records[0]["status"] == "ok":
         cli.out.print(tables.terminal_by_category(records[0]))
-    for note in dict.fromkeys(note for record in records for note in _notes(record)):
+    for note in dict.fromkeys([*tables.flags(records), *(note for record in records for note in _notes(record))]):
         cli.out.print(f"Note: {note}.", soft_wrap=True, highlight=False)
     cli.out.print(records[0]["folder"] if len(records) == 1 else str(results_dir), soft_wrap=True, highlight=False)
 
 
 def _notes(run_json: dict[str, Any]) -> list[str]:
-    notes = list(run_json["warnings"])
-    if run_json["status"] == "ok" and run_json["metrics"]["lossless"]["verdict"] == "mismatch":
-        notes.append(f"{run_json['drafter']['name']} changed the text: its speedup is not that of a lossless method")
+    notes: list[str] = []
     prompts = run_json.get("prompts")
     if prompts is None:  # it failed
         return notes

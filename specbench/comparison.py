@@ -1,7 +1,8 @@
 """The paired experiment: a baseline and one or more methods continue the same prompts, taking turns prompt by prompt.
 
 Within a batch every arm runs once, in an order that changes from batch to batch, so that slow drifts of the machine
-fall on all arms alike. A later turn of a conversation is asked after the baseline's reply, for every arm, so that arms
+fall on all arms alike. All of it is done as often as repeats are asked for, each with drafters that have forgotten the
+one before. A later turn of a conversation is asked after the baseline's reply, for every arm, so that arms
 stay paired; all turns of the conversations that run together are one unit of the statistics. Warm-up prompts are never
 measured.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from specbench.decoding import Step, decode
 from specbench.drafting import Drafter, Request
+from specbench.energy import EnergyMeter
 from specbench.errors import ConfigError, RunError
 from specbench.memory import PeakMemory
 from specbench.model import CausalLM
@@ -30,21 +32,25 @@ WARM_UP_TEXT = "The baker wrote the list twice: flour, salt, water, yeast. Flour
 
 @dataclass(frozen=True)
 class Settings:
-    """What all arms share: how tokens are drawn, where texts end, how many run together."""
+    """What all arms share: how tokens are drawn, where texts end, how many run together, how often each is measured."""
 
     batch_size: int
     sampling: Sampling
     seed: int
     stop: StopRule
+    repeats: int = 1
 
     def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"repeats={self.repeats} measures nothing; give 1 or more")
         if not 1 <= self.batch_size <= MAX_BATCH:
             raise ConfigError(f"batch_size={self.batch_size} is not in 1..{MAX_BATCH}")
 
 
 @dataclass
 class Arm:
-    """A drafter at a draft length, and what it did: a row per (round, prompt) and an outcome per prompt."""
+    """A drafter at a draft length, and what it did: a row per (round, prompt) and an outcome per prompt. changed:
+    prompts whose repeats differ in their text."""
 
     name: str
     drafter: Drafter
@@ -52,7 +58,9 @@ class Arm:
     steps: list[dict[str, Any]] = field(default_factory=list)
     replies: dict[str, list[int]] = field(default_factory=dict)
     finish: dict[str, str] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
     peak_memory_bytes: int = 0
+    joules: float | None = None
     error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
@@ -97,10 +105,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Turns that were decoded, and uids of those left out because they do not fit the context."""
+    """Turns that were decoded, by the batches they were decoded in, and uids of those left out because they do not fit
+    the context."""
 
-    turns: list[Turn]
+    batches: list[list[Turn]]
     too_long: list[str]
+
+    @property
+    def turns(self) -> list[Turn]:
+        """All of them, in order."""
+        return [turn for members in self.batches for turn in members]
 
 
 Progress = Callable[[Arm, Step], None]
@@ -121,22 +135,42 @@ def compare(
     """
     arms = [baseline, *methods]
     _warm_up(target, arms, settings)
-    turns: list[Turn] = []
     too_long: list[str] = []
     fitting = [c for c in conversations if _turn(target, c, 1, baseline, settings.stop, too_long)]
     if not fitting:
         raise ConfigError(f"every prompt is longer than the context of {target.name} ({target.context} tokens)")
-    batches = itertools.count()
-    for unit, group in enumerate(_groups(fitting, settings.batch_size)):
+    numbers = itertools.count()
+    repeats = [_once(target, fitting, repeat, numbers, arms, settings, progress) for repeat in range(settings.repeats)]
+    batches, later = repeats[0]
+    return Outcome(batches, too_long + later)
+
+
+def _once(
+    target: CausalLM,
+    conversations: Sequence[Conversation],
+    repeat: int,
+    numbers: Iterator[int],
+    arms: Sequence[Arm],
+    settings: Settings,
+    progress: Progress,
+) -> tuple[list[list[Turn]], list[str]]:
+    """All turns once, in batches with the next ``numbers``: the batches, and uids of later turns that do not fit the
+    context."""
+    baseline = arms[0]
+    batches: list[list[Turn]] = []
+    too_long: list[str] = []
+    for arm in arms:
+        arm.drafter.reset()
+    for unit, group in enumerate(_groups(conversations, settings.batch_size)):
         for number in range(1, len(group[0].turns) + 1):
             found = [_turn(target, c, number, baseline, settings.stop, too_long) for c in group]
             members = [turn for turn in found if turn is not None]
             if members:
-                turns += members
-                _run_batch(target, next(batches), unit, members, arms, settings, progress)
+                batches.append(members)
+                _run_batch(target, next(numbers), unit, repeat, members, arms, settings, progress)
             if baseline.error is not None:
                 raise RunError(f"the baseline failed: {baseline.error}") from baseline.error
-    return Outcome(turns, too_long)
+    return batches, too_long
 
 
 def _groups(conversations: Sequence[Conversation], size: int) -> Iterator[Sequence[Conversation]]:
@@ -174,6 +208,7 @@ def _run_batch(
     target: CausalLM,
     batch: int,
     unit: int,
+    repeat: int,
     members: Sequence[Turn],
     arms: Sequence[Arm],
     settings: Settings,
@@ -181,27 +216,42 @@ def _run_batch(
 ) -> None:
     """Each arm once over the batch."""
     baseline = arms[0]
-    for place, arm in enumerate(_order(arms, batch)):
+    for place, arm in enumerate(in_turns(arms, batch)):
         if arm.error is not None:
             continue
-        requests = [turn.request for turn in members]
-        if arm.drafter.needs_reference:
-            requests = [Request(r.uid, r.tokens, baseline.replies[r.uid]) for r in requests]
+        requests = requests_of(arm, members, baseline)
         stored = len(arm.steps)
-        memory = PeakMemory(target.device)
+        memory, energy = PeakMemory(target.device), EnergyMeter(target.device)
         try:
-            with memory:
+            with memory, energy:
                 for step in _decode(target, arm, requests, settings, settings.stop):
-                    arm.steps += _rows(step, requests, batch, unit, place)
+                    arm.steps += _rows(step, requests, batch, unit, repeat, place)
                     progress(arm, step)
         except Exception as error:  # whatever a drafter does wrong is that arm's failure, not the others'
             arm.fail(error)
             continue
         arm.peak_memory_bytes = max(arm.peak_memory_bytes, memory.peak_bytes)
-        for row in arm.steps[stored:]:
-            arm.replies.setdefault(row["uid"], []).extend(row["tokens"])
-            if row["finish"]:
-                arm.finish[row["uid"]] = row["finish"]
+        if energy.joules is not None:
+            arm.joules = (arm.joules or 0.0) + energy.joules
+        _remember(arm, arm.steps[stored:])
+
+
+def _remember(arm: Arm, rows: Sequence[dict[str, Any]]) -> None:
+    """Keep what an arm said to each prompt; of a repeat, whether it is the same."""
+    said: dict[str, list[int]] = {}
+    for row in rows:
+        said.setdefault(row["uid"], []).extend(row["tokens"])
+        if row["finish"]:
+            arm.finish.setdefault(row["uid"], row["finish"])
+    arm.changed |= {uid for uid, reply in said.items() if arm.replies.setdefault(uid, reply) != reply}
+
+
+def requests_of(arm: Arm, members: Sequence[Turn], baseline: Arm) -> list[Request]:
+    """What an arm is asked: with the baseline's replies, if it needs them."""
+    requests = [turn.request for turn in members]
+    if arm.drafter.needs_reference:
+        requests = [Request(r.uid, r.tokens, baseline.replies[r.uid]) for r in requests]
+    return requests
 
 
 def _decode(
@@ -210,7 +260,7 @@ def _decode(
     return decode(target, arm.drafter, requests, arm.k, settings.sampling, settings.seed, stop)
 
 
-def _order(arms: Sequence[Arm], batch: int) -> list[Arm]:
+def in_turns(arms: Sequence[Arm], batch: int) -> list[Arm]:
     """Who goes when: rotated from batch to batch and reversed every other time around, so that each arm stands equally
     often at each place, and not always behind the same one. Arms that need the baseline's reply come after all."""
     free = [arm for arm in arms if not arm.drafter.needs_reference]
@@ -219,12 +269,15 @@ def _order(arms: Sequence[Arm], batch: int) -> list[Arm]:
     return (order[::-1] if turned else order) + [arm for arm in arms if arm.drafter.needs_reference]
 
 
-def _rows(step: Step, requests: Sequence[Request], batch: int, unit: int, place: int) -> list[dict[str, Any]]:
+def _rows(
+    step: Step, requests: Sequence[Request], batch: int, unit: int, repeat: int, place: int
+) -> list[dict[str, Any]]:
     """A record row per prompt of the round; ``seconds`` is the round's, shared by its rows."""
     return [
         {
             "unit": unit,
             "batch": batch,
+            "repeat": repeat,
             "order": place,
             "round": step.round,
             "uid": requests[row].uid,
@@ -262,7 +315,6 @@ def _warm_up(target: CausalLM, arms: Sequence[Arm], settings: Settings) -> None:
             if arm is arms[0]:
                 raise RunError(f"the baseline failed in warm-up: {error}") from error
             arm.fail(error)
-        arm.drafter.reset()
 
 
 def _uid(conversation: Conversation, number: int) -> str:

@@ -137,3 +137,7 @@ class Drafter(ABC):
     def describe(self) -> dict[str, Any]:
         """Facts for the record: parameters, files, hashes."""
         return {}
+
+    def learned_from(self) -> Sequence[str]:
+        """Texts of the prompts it was trained on, as far as they are at hand."""
+        return ()

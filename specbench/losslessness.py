@@ -6,12 +6,14 @@ that context in one plain pass. In float32 no greedy tie is forgiven.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specbench.law import Evidence
 from specbench.model import CausalLM
 from specbench.sampling import Noise, Sampling
 
@@ -82,25 +84,35 @@ def _distance(scores: Tensor, token: int, noise: float) -> float:
     return max(high - law[token].item() - noise, noise - high, 0.0)
 
 
-def summarise(divergences: Sequence[Divergence | None], by_law: bool = False) -> dict[str, object]:
+def summarise(
+    divergences: Sequence[Divergence | None], evidence: Evidence | None = None, by_law: bool = False
+) -> dict[str, object]:
     """The verdict over all prompts, with counts and the largest margin of each kind.
 
-    ``by_law``: drafts were sampled, so the text has the target's law but need not be plain sampling's; then replies
-    that differ say nothing against it, and the verdict is ``law``.
+    ``by_law``: drafts were sampled, so the text should have the target's law but need not be plain sampling's; then
+    replies that differ say nothing, and the verdict is that of the ``evidence``: law, mismatch, or untested.
     """
     if by_law:
         same = sum(d is None for d in divergences)
-        return {"verdict": "law", "prompts": len(divergences), "equal": same}
+        tested = (evidence or Evidence()).verdict()
+        return {"prompts": len(divergences), "equal": same, **tested}
     found = [d for d in divergences if d is not None]
-    ties = [d.margin for d in found if d.verdict == "near-tie"]
-    bad = [d.margin for d in found if d.verdict == "mismatch"]
-    verdict = "mismatch" if bad else "near-tie" if ties else "equal"
+    return counts(["equal" if d is None else d.verdict for d in divergences]) | {
+        "largest_near_tie_margin": max((d.margin for d in found if d.verdict == "near-tie"), default=None),
+        "largest_mismatch_margin": max(
+            (d.margin for d in found if d.verdict == "mismatch" and d.margin != math.inf), default=None
+        ),
+    }
+
+
+def counts(verdicts: Sequence[str]) -> dict[str, object]:
+    """How many prompts there are of each verdict, and the worst."""
+    of = Counter(verdicts)
+    worst = next((verdict for verdict in ("mismatch", "near-tie") if of[verdict]), "equal")
     return {
-        "verdict": verdict,
-        "prompts": len(divergences),
-        "equal": len(divergences) - len(found),
-        "near_ties": len(ties),
-        "mismatches": len(bad),
-        "largest_near_tie_margin": max(ties, default=None),
-        "largest_mismatch_margin": max((m for m in bad if m != math.inf), default=None),
+        "verdict": worst,
+        "prompts": len(verdicts),
+        "equal": of["equal"],
+        "near_ties": of["near-tie"],
+        "mismatches": of["mismatch"],
     }

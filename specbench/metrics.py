@@ -34,8 +34,15 @@ DEFINITIONS = {
     "peak_memory_bytes": "most memory held while this method ran: resident bytes of the process on a CPU, everything "
     "loaded for the run included; bytes allocated by PyTorch on a GPU",
     "baseline_peak_memory_bytes": "the same while plain decoding ran",
+    "joules_per_token": "energy counted by the machine (processor packages or GPU) while this method ran, prefill "
+    "included, / all tokens it gave; none where the machine does not count",
+    "baseline_joules_per_token": "the same of plain decoding",
     "clock_spread": "95th / 5th percentile of the seconds of plain decoding's rounds, which do the same work: 1 is a "
     "steady machine; what it exceeds 1 by is noise that the intervals see only in part",
+    "repeat_spread": "longest / shortest time of the same plain decoding in the repeats of the run, median over units; "
+    "none without repeats",
+    "round_seconds": "mean wall seconds of a verify round",
+    "baseline_round_seconds": "mean wall seconds of plain decoding's rounds",
     "rounds": "verify passes over a batch",
     "committed_tokens": "tokens committed by verify passes",
     "units": "conversations (groups of them above batch size 1) that the intervals resample",
@@ -53,18 +60,18 @@ def compute(steps: pd.DataFrame, baseline: pd.DataFrame, k: int) -> dict[str, An
     joint, conditional = acceptance_by_position(passes, k)
     if set(steps["batch"]) != set(baseline["batch"]):
         raise ValueError("method and baseline were not measured on the same batches")
-    ours, theirs = _per_unit(steps), _per_unit(baseline)
+    ours, theirs = per_unit(steps), per_unit(baseline)
     units = ours.join(theirs, rsuffix="_baseline")
     return {
         "acceptance_rate": _ratio(passes["accepted"].sum(), passes["proposed"].sum()),
         "tokens_per_pass": _ratio(passes["committed"].sum(), len(passes)),
-        "tokens_per_pass_ci95": _interval(_ratio_of_sums, units["committed"], units["passes"]),
+        "tokens_per_pass_ci95": interval(_ratio_of_sums, units["committed"], units["passes"]),
         "acceptance_by_position": {"joint": joint, "conditional": conditional},
         "accepted_length_histogram": np.bincount(passes["accepted"], minlength=k + 1).tolist(),
         "decode_tokens_per_s": _ratio(ours["committed"].sum(), ours["seconds"].sum()),
         "baseline_decode_tokens_per_s": _ratio(theirs["committed"].sum(), theirs["seconds"].sum()),
         "speedup": _ratio_of_ratios(units),
-        "speedup_ci95": _interval(
+        "speedup_ci95": interval(
             _speedup,
             units["committed"],
             units["seconds"],
@@ -74,7 +81,10 @@ def compute(steps: pd.DataFrame, baseline: pd.DataFrame, k: int) -> dict[str, An
         "end_to_end_speedup": _end_to_end(units),
         "ttft_s": _ratio(ours["prefill_seconds"].sum(), ours["batches"].sum()),
         "clock_spread": clock_spread(baseline),
-        "rounds": int(passes.groupby(["batch", "round"]).ngroups),
+        "repeat_spread": repeat_spread(baseline),
+        "round_seconds": _ratio(ours["seconds"].sum(), _rounds(steps)),
+        "baseline_round_seconds": _ratio(theirs["seconds"].sum(), _rounds(baseline)),
+        "rounds": _rounds(steps),
         "committed_tokens": int(passes["committed"].sum()),
         "units": len(units),
     }
@@ -113,6 +123,19 @@ def clock_spread(baseline: pd.DataFrame) -> float | None:
     return float(high / low)
 
 
+def repeat_spread(baseline: pd.DataFrame) -> float | None:
+    """Longest over shortest time of a unit's verify rounds in its repeats, median over units; None without repeats."""
+    rounds = baseline[baseline["round"] > 0].drop_duplicates(["batch", "round"])
+    seconds = rounds.groupby(["unit", "repeat"])["seconds"].sum().unstack()
+    if seconds.shape[1] < 2:
+        return None
+    return float((seconds.max(axis=1) / seconds.min(axis=1)).median())
+
+
+def _rounds(steps: pd.DataFrame) -> int:
+    return int(steps[steps["round"] > 0].groupby(["batch", "round"]).ngroups)
+
+
 def acceptance_by_position(passes: pd.DataFrame, k: int) -> tuple[list[float | None], list[float | None]]:
     """Joint and conditional acceptance at positions 1..k."""
     joint, conditional = [], []
@@ -125,7 +148,7 @@ def acceptance_by_position(passes: pd.DataFrame, k: int) -> tuple[list[float | N
     return joint, conditional
 
 
-def _per_unit(steps: pd.DataFrame) -> pd.DataFrame:
+def per_unit(steps: pd.DataFrame) -> pd.DataFrame:
     """Sums by unit, what the bootstrap resamples: decode tokens, verify passes and seconds, and those of the prefills.
 
     The rows of a round share its seconds, so these are counted once per (batch, round).
@@ -171,7 +194,7 @@ def _speedup(
     return _ratio_of_sums(tokens, seconds, axis) / _ratio_of_sums(tokens_baseline, seconds_baseline, axis)
 
 
-def _interval(statistic: Any, *columns: pd.Series) -> list[float] | None:
+def interval(statistic: Any, *columns: pd.Series) -> list[float] | None:
     """Percentile bootstrap interval over units, resampling the columns together; None for too few units."""
     data = [column.to_numpy(dtype=float) for column in columns]
     if len(data[0]) < MIN_UNITS or data[1].sum() == 0:

@@ -1,5 +1,6 @@
 """Figures of runs, computed from their records."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from specbench import cost
-from specbench.tables import Run, labels, title
+from specbench.tables import Run, flags, labels, title
 
 # Okabe-Ito, readable with colour-blindness; a family keeps its colour in every figure
 COLOURS = {
@@ -38,6 +39,7 @@ STYLE: Any = {
     "axes.titlesize": 9,
     "pdf.fonttype": 42,  # text stays text
 }
+FOOTNOTE: Any = {"fontsize": 7, "color": "#555555"}
 FORMATS = ("png", "pdf")
 
 
@@ -66,7 +68,7 @@ def speedup_by_drafter(runs: Sequence[Run], path: Path) -> list[Path]:
         axes[0].set_yticks(range(len(runs)), names)
         axes[0].invert_yaxis()
         figure.suptitle(" · ".join(title(runs)), fontsize=8)
-        figure.supxlabel("whiskers: 95 % bootstrap interval over prompts", fontsize=7, color="#555555")
+        figure.supxlabel("\n".join(["whiskers: 95 % bootstrap interval over prompts", *_flags(runs)]), **FOOTNOTE)
         return _save(figure, path)
 
 
@@ -87,7 +89,8 @@ def acceptance_by_position(runs: Sequence[Run], expected: Mapping[str, Sequence[
         axis.legend(frameon=False, fontsize=7)
         figure.suptitle(" · ".join(title(runs)), fontsize=7)
         if expected:
-            figure.supxlabel("dashed: on held-out replies of the training data", fontsize=7, color="#555555")
+            dashed = "dashed: on held-out replies of the training data"
+            figure.supxlabel("\n".join([dashed, *_flags(runs)]), **FOOTNOTE)
         return _save(figure, path)
 
 
@@ -137,6 +140,12 @@ def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:
         precision = target["dtype"] if target["quant"] is None else f"{target['dtype']}, {target['quant']} weights"
         figure.suptitle(f"{target['name']} · {precision} on {target['device']} · {found['cached']} cached", fontsize=9)
         return _save(figure, path)
+
+
+def _flags(runs: Sequence[Run]) -> list[str]:
+    """A line that names the flags of the runs, if there are any."""
+    named = [flag.partition(":")[0] for flag in flags(runs)]
+    return textwrap.wrap(f"flags: {'; '.join(named)}", 100) if named else []
 
 
 def _bar(axis: Axes, y: int, value: float | None, interval: list[float] | None, colour: str) -> None:

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -14,9 +15,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 import specbench
+from specbench import energy
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "pandas", "hydra-core", "gguf")
 
@@ -49,12 +52,26 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_flags": _cpu_flags(),
+        "governor": _governor(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
         facts["cuda"] = torch.version.cuda
+        facts |= {f"gpu_{name}": value for name, value in energy.gpu(energy.GPU_FACTS).items()}
     return facts
+
+
+def clocks() -> dict[str, Any]:
+    """What the machine's clocks are at now, in MHz, and what may hold them back, as far as it says."""
+    found: dict[str, Any] = {}
+    with suppress(OSError, NotImplementedError):
+        frequency = psutil.cpu_freq()
+        found["cpu_mhz"] = None if frequency is None else frequency.current
+    if torch.cuda.is_available():
+        found |= {f"gpu_{name}": value for name, value in energy.gpu(energy.GPU_STATE).items()}
+    return found
 
 
 @cache
@@ -139,10 +156,31 @@ def _git(root: Path, *arguments: str) -> str | None:
         return None
 
 
-def _cpu_name() -> str:
+FAST = ("avx", "amx", "fma", "f16c", "neon", "asimd", "sve", "bf16", "i8mm")  # kinds of instructions that matter
+
+
+def _cpu_flags() -> list[str]:
+    """The processor's instructions for arithmetic on many numbers at once."""
+    for line in _cpu_info():
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return sorted(flag for flag in flags.split() if flag.startswith(FAST))
+    return []
+
+
+def _governor() -> str | None:
+    """Who sets the processor's clock; None where that is not said."""
+    path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    return path.read_text().strip() if path.exists() else None
+
+
+def _cpu_info() -> list[str]:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    return info.read_text().splitlines() if info.exists() else []
+
+
+def _cpu_name() -> str:
+    for line in _cpu_info():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

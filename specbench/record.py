@@ -3,6 +3,7 @@
     <results_dir>/<id>/run.json         what was asked, by what, on what; the metrics; or why it failed
                        steps.parquet    a row per (arm, round, prompt), prefill as round 0
                        prompts.parquet  a row per prompt: text in, both replies, verdict
+                       rounds.parquet   a row per (arm, k, round) of the profiling pass: seconds of each part
 
 Everything shown anywhere is computed from these files.
 """
@@ -21,10 +22,11 @@ import pandas as pd
 
 from specbench.errors import ConfigError, RunError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 RUN = "run.json"
 STEPS = "steps.parquet"
 PROMPTS = "prompts.parquet"
+ROUNDS = "rounds.parquet"
 REPLACE_ATTEMPTS = 10
 
 
@@ -78,7 +80,11 @@ def find(paths: list[Path]) -> list[Path]:
 
 
 def write(
-    results_dir: Path, run: dict[str, Any], steps: pd.DataFrame | None = None, prompts: pd.DataFrame | None = None
+    results_dir: Path,
+    run: dict[str, Any],
+    steps: pd.DataFrame | None = None,
+    prompts: pd.DataFrame | None = None,
+    rounds: pd.DataFrame | None = None,
 ) -> Path:
     """Store a record under ``results_dir/run["id"]``, replacing an earlier one of the same id only when the new one is
     complete. Raises RunError if the disk does not take it; then nothing half-written remains."""
@@ -89,10 +95,9 @@ def write(
         results_dir.mkdir(parents=True, exist_ok=True)
         _sweep(results_dir, run["id"])
         scratch.mkdir()
-        if steps is not None:
-            steps.to_parquet(scratch / STEPS, index=False)
-        if prompts is not None:
-            prompts.to_parquet(scratch / PROMPTS, index=False)
+        for name, table in ((STEPS, steps), (PROMPTS, prompts), (ROUNDS, rounds)):
+            if table is not None:
+                table.to_parquet(scratch / name, index=False)
         (scratch / RUN).write_text(text, encoding="utf-8")
         _sync(scratch)
         _replace(scratch, folder)

@@ -4,22 +4,24 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from specbench import losslessness, metrics, provenance, record
-from specbench.comparison import Arm, Outcome, Progress, Settings, compare
+from specbench import guards, law, losslessness, metrics, profiling, provenance, record
+from specbench.analysis import analyse
+from specbench.comparison import Arm, Outcome, Progress, Settings, Turn, compare, requests_of
 from specbench.errors import ConfigError, RunError
+from specbench.guards import Flag
 from specbench.load import MachineLoad
 from specbench.model import CausalLM
-from specbench.prompts import PromptSet
+from specbench.prompts import PromptSet, overlap
 
 log = logging.getLogger(__name__)
 
-UNSTEADY = 1.5  # clock_spread above which a run says so
+SURPRISES = 8  # prompts read to see whether they are text
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Plan:
     cells: Sequence[Cell]
     results_dir: Path
     force: bool = False
+    profiled: int = 0  # batches on which the parts of a round are timed, after all is measured
 
     def question(self, cell: Cell) -> dict[str, Any]:
         """Everything that can change this cell's result; its hash names the record."""
@@ -84,16 +87,17 @@ def run(plan: Plan, baseline: Arm, show_progress: ShowProgress) -> list[dict[str
 def _run_cells(
     plan: Plan, baseline: Arm, todo: Mapping[str, Cell], show_progress: ShowProgress
 ) -> dict[str, dict[str, Any]]:
-    started, origin = provenance.now(), provenance.collect()
+    started, origin, clocks = provenance.now(), provenance.collect(), provenance.clocks()
     clock = time.perf_counter()
     arms = [cell.arm for cell in todo.values()]
     turns = sum(len(c.turns) for c in plan.prompts.conversations)
     failure: Exception | None = None
-    outcome = Outcome([], [])
+    outcome, again = Outcome([], []), SecondLook()
     load = MachineLoad()
     try:
-        with load, show_progress(len(arms) + 1, turns) as progress:
+        with load, show_progress((len(arms) + 1) * plan.settings.repeats, turns) as progress:
             outcome = compare(plan.target, plan.prompts.conversations, baseline, arms, plan.settings, progress)
+        again = _look_again(plan, baseline, arms, outcome)
     except ConfigError:
         raise
     except Exception as error:  # whatever breaks is a failed run with its reason, never a lost one
@@ -112,26 +116,32 @@ def _run_cells(
             "needs_reference": cell.arm.drafter.needs_reference,
             "dataset": {"name": plan.prompts.name, "sha256": plan.prompts.sha256},
             "interleaved_with": [arm.name for arm in arms if arm is not cell.arm],
-            "provenance": {**origin, "started": started, "ended": provenance.now()},
+            "provenance": {
+                **origin,
+                "started": started,
+                "ended": provenance.now(),
+                "clocks": {"before": clocks, "after": provenance.clocks()},
+            },
             "wall_seconds": time.perf_counter() - clock,
             "machine_load": asdict(load),
         }
-        warnings = [load.warning(), *cell.arm.drafter.warnings()]
+        flags = _flags(plan, cell, load, again, outcome)
         reason = failure or cell.arm.error
         steps = prompts = None
+        rounds = again.rounds_of(cell.arm, baseline)
         if reason is None:
             try:
-                steps, prompts, results = _results(plan, baseline, cell.arm, outcome)
-                warnings.append(_unsteady(results["metrics"]["clock_spread"]))
+                steps, prompts, results = _results(plan, baseline, cell.arm, outcome, again)
+                flags += guards.of_results(results, prompts)
                 records[id_] = {"status": "ok", "error": None, **common, **results}
             except Exception as error:
                 log.debug("judging %s failed", cell.arm.name, exc_info=True)
                 reason = error
         if reason is not None:
             records[id_] = {"status": "failed", "error": f"{type(reason).__name__}: {reason}", **common}
-        records[id_]["warnings"] = [warning for warning in warnings if warning]
+        records[id_]["flags"] = [asdict(flag) for flag in flags]
         try:
-            record.write(plan.results_dir, records[id_], steps, prompts)
+            record.write(plan.results_dir, records[id_], steps, prompts, rounds)
             if reason is None:  # of a time when the drafter could not be bound, and so not be described
                 record.discard_failed(plan.results_dir, record.run_id({**plan.question(cell), "drafter": {}}))
         except RunError as error:  # the other records may yet find room
@@ -141,29 +151,70 @@ def _run_cells(
     return records
 
 
+def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: "SecondLook", outcome: Outcome) -> list[Flag]:
+    """What is to be doubted of a cell, whatever its numbers are."""
+    drafter = cell.arm.drafter
+    found = [Flag("busy-machine", message) for message in (load.warning(),) if message]
+    found += [Flag("untrained", message) for message in drafter.warnings()]
+    found += [Flag("not-seen", message) for message in (again.failures.get(cell.arm.name),) if message]
+    found += guards.of_engine((cell.config.get("target") or {}).get("engine"), plan.target.device.type)
+    learned = drafter.learned_from() if cell.arm.error is None else ()
+    shared = overlap.overlapping([turn.prompt for turn in outcome.turns], learned) if learned else []
+    seen = [turn.request.uid for turn, both in zip(outcome.turns, shared, strict=False) if both]
+    return found + list(guards.of_prompts(again.surprise, plan.target.vocab_size, seen))
+
+
+@dataclass
+class SecondLook:
+    """What was seen after all was measured: rounds with a clock between their parts, and the test of sampled text, by
+    arm; and what failed in it, which costs an arm that and no more."""
+
+    rounds: dict[str, pd.DataFrame] = field(default_factory=dict)
+    laws: dict[str, law.Evidence] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    surprise: float | None = None  # nats by which a token of the prompts surprises the target
+
+    def rounds_of(self, arm: Arm, baseline: Arm) -> pd.DataFrame | None:
+        """Those of an arm and of the baseline, told apart by column ``arm``."""
+        if arm.name not in self.rounds or baseline.name not in self.rounds:
+            return None
+        both = {"baseline": self.rounds[baseline.name], "method": self.rounds[arm.name]}
+        return pd.concat([rounds.assign(arm=name) for name, rounds in both.items()], ignore_index=True)
+
+
+def _look_again(plan: Plan, baseline: Arm, arms: Sequence[Arm], outcome: Outcome) -> SecondLook:
+    settings, found = plan.settings, SecondLook()
+    found.surprise = law.surprise(plan.target, [turn.request.tokens for turn in outcome.turns[:SURPRISES]])
+    sound = [arm for arm in arms if arm.error is None]
+    some = _spread(outcome.batches, plan.profiled)
+    if some:
+        found.rounds, failures = profiling.profile(plan.target, some, [baseline, *sound], settings)
+        for name, error in failures.items():
+            found.failures[name] = f"the parts of its rounds could not be timed: {type(error).__name__}: {error}"
+    for arm in sound:
+        if not arm.sampled:
+            continue
+        try:
+            asked = [requests_of(arm, members, baseline) for members in outcome.batches]
+            found.laws[arm.name] = law.check(
+                plan.target, arm.drafter, asked, arm.k, settings.sampling, settings.seed, settings.stop
+            )
+        except Exception as error:
+            log.debug("the law of %s could not be tested", arm.name, exc_info=True)
+            found.failures[arm.name] = f"the law of its text could not be tested: {type(error).__name__}: {error}"
+    return found
+
+
+def _spread(batches: Sequence[list[Turn]], count: int) -> list[list[Turn]]:
+    """So many of the batches, from all over them."""
+    return [batches[i * len(batches) // count] for i in range(count)] if count < len(batches) else list(batches)
+
+
 def _results(
-    plan: Plan, baseline: Arm, arm: Arm, outcome: Outcome
+    plan: Plan, baseline: Arm, arm: Arm, outcome: Outcome, again: SecondLook
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
     """The raw tables and what follows from them."""
-    ours, theirs = pd.DataFrame(arm.steps), pd.DataFrame(baseline.steps)
-    category = {turn.request.uid: turn.conversation.category for turn in outcome.turns}
     divergences = [_divergence(plan, baseline, arm, turn.request.uid, turn.request.tokens) for turn in outcome.turns]
-    computed = metrics.compute(ours, theirs, arm.k)
-    results = {
-        "prompts": {
-            "conversations": len(plan.prompts.conversations),
-            "turns": len(outcome.turns),
-            "too_long": outcome.too_long,
-            "smaller_batches": _smaller_batches(theirs, plan.settings.batch_size),
-        },
-        "metrics": {
-            **computed,
-            "lossless": losslessness.summarise(divergences, by_law=arm.sampled),
-            "peak_memory_bytes": arm.peak_memory_bytes,
-            "baseline_peak_memory_bytes": baseline.peak_memory_bytes,
-        },
-        "by_category": metrics.by_category(ours, theirs, category, arm.k),
-    }
     prompts = pd.DataFrame(
         [
             {
@@ -181,18 +232,31 @@ def _results(
             for turn, divergence in zip(outcome.turns, divergences, strict=True)
         ]
     )
-    steps = pd.concat([theirs.assign(arm="baseline"), ours.assign(arm="method")], ignore_index=True)
-    return steps, prompts, results
+    both = {"baseline": pd.DataFrame(baseline.steps), "method": pd.DataFrame(arm.steps)}
+    steps = pd.concat([table.assign(arm=name) for name, table in both.items()], ignore_index=True)
+    found = analyse(steps, prompts, again.rounds_of(arm, baseline), arm.k)
+    measured: dict[str, Any] = {
+        **(found["metrics"] or {}),
+        "lossless": losslessness.summarise(divergences, again.laws.get(arm.name), by_law=arm.sampled),
+        "peak_memory_bytes": arm.peak_memory_bytes,
+        "baseline_peak_memory_bytes": baseline.peak_memory_bytes,
+        "joules_per_token": _joules_per_token(arm),
+        "baseline_joules_per_token": _joules_per_token(baseline),
+    }
+    counts = {
+        "conversations": len(plan.prompts.conversations),
+        "turns": len(outcome.turns),
+        "too_long": outcome.too_long,
+        "smaller_batches": _smaller_batches(both["baseline"], plan.settings.batch_size),
+        "changed_by_repeats": sorted(arm.changed | baseline.changed),
+    }
+    return steps, prompts, {"prompts": counts, **found, "metrics": measured}
 
 
-def _unsteady(spread: float | None) -> str | None:
-    """What to say of a clock that cannot be trusted."""
-    if spread is None or spread < UNSTEADY:
-        return None
-    return (
-        f"the machine is unsteady: plain decoding's rounds, all alike, vary {spread:.1f}-fold in time (95th to 5th "
-        "percentile); intervals may be too narrow, and drafter=none shows by how much"
-    )
+def _joules_per_token(arm: Arm) -> float | None:
+    """Prefill included on both sides of the division."""
+    tokens = sum(row["committed"] for row in arm.steps)
+    return None if arm.joules is None or not tokens else arm.joules / tokens
 
 
 def _divergence(plan: Plan, baseline: Arm, arm: Arm, uid: str, prompt: Sequence[int]) -> losslessness.Divergence | None:
@@ -219,7 +283,7 @@ def _judged(divergence: losslessness.Divergence | None, by_law: bool) -> dict[st
 
 
 def _smaller_batches(steps: pd.DataFrame, batch_size: int) -> int:
-    return int((steps.groupby("batch")["uid"].nunique() < batch_size).sum())
+    return int((steps[steps["repeat"] == 0].groupby("batch")["uid"].nunique() < batch_size).sum())
 
 
 def _describe_target(target: CausalLM) -> dict[str, Any]:

@@ -9,7 +9,20 @@ from rich.table import Table
 COLUMNS = ("drafter", "k", "tokens/pass", "acceptance", "tokens/s", "plain", "speedup", "95 % CI", "lossless")
 CATEGORY_COLUMNS = ("category", "tokens/pass", "acceptance", "tokens/s", "plain", "speedup", "95 % CI")
 
-TEXT = ("drafter", "category", "lossless")  # the others hold numbers
+DETAILS = (
+    "drafter",
+    "k",
+    "tokens/pass 95 % CI",
+    "accepted up to position",
+    "draft / verify / accept / rest",
+    "predicted",
+    "measured",
+    "bound",
+    "pays from",
+    "best k",
+)
+
+TEXT = ("drafter", "category", "lossless", "")  # the others hold numbers
 
 Run = Mapping[str, Any]
 
@@ -79,9 +92,32 @@ def row(run: Run, label: str) -> list[str]:
     return [label, str(run["drafter"]["k"]), *_numbers(run["metrics"]), _verdict(run["metrics"]["lossless"])]
 
 
+def detail(run: Run, label: str) -> list[str]:
+    """The cells of one run under ``DETAILS``: where its speedup comes from."""
+    cells = [label, str(run["drafter"]["k"])]
+    if run["status"] != "ok":
+        return cells + ["–"] * (len(DETAILS) - 2)
+    metrics, model = run["metrics"], run["model"]
+    joint = [show(share, "{:.2f}").replace("0.", ".", 1) for share in metrics["acceptance_by_position"]["joint"]]
+    cells += [_interval(metrics["tokens_per_pass_ci95"]), " ".join(joint) or "–"]
+    measured = show(metrics["speedup"], "{:.2f}x")
+    if model is None:
+        return [*cells, "–", "–", measured, "–", "–", "–"]
+    off = "" if model["residual"] is None else f" ({model['residual']:+.0%})"
+    return [
+        *cells,
+        " / ".join(f"{share:.0%}".rstrip("%") for share in model["shares"].values()) + " %",
+        show(model["predicted_speedup"], "{:.2f}x"),
+        measured + off,
+        show(model["bound"], "{:.2f}x"),
+        show(model["break_even"], "{:.0%}"),
+        str(model["best_k"]),
+    ]
+
+
 def terminal(runs: Sequence[Run]) -> Table:
     """One group of runs as a table for the terminal."""
-    table = _table(COLUMNS)
+    table = numbers(COLUMNS)
     for run, label in zip(runs, labels(runs), strict=True):
         table.add_row(*row(run, label), style="red" if run["status"] != "ok" else None)
     table.caption = "plain: tokens/s of plain decoding of the same prompts, interleaved"
@@ -90,20 +126,17 @@ def terminal(runs: Sequence[Run]) -> Table:
 
 def terminal_by_category(run: Run) -> Table:
     """One run's categories as a table for the terminal."""
-    table = _table(CATEGORY_COLUMNS)
+    table = numbers(CATEGORY_COLUMNS)
     for category, measured in run["by_category"].items():
         table.add_row(category, *_numbers(measured))
     return table
 
 
 def markdown(runs: Sequence[Run]) -> str:
-    """One group of runs as a Markdown table, with its setting, machine and the ids of the runs it came from; failed
-    runs say why below it."""
-    lines = [" · ".join(title(runs)), "", "| " + " | ".join(COLUMNS) + " |"]
-    lines.append("|" + "|".join("---" if c in TEXT else "---:" for c in COLUMNS) + "|")
-    for run, label in zip(runs, labels(runs), strict=True):
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row(run, label)) + " |")
-    lines += [f"\n{run['drafter']['name']} failed: {run['error']}" for run in runs if run["status"] != "ok"]
+    """One group of runs as Markdown: a table, one of the details, what is to be doubted, and where it is from; failed
+    runs say why."""
+    named = list(zip(runs, labels(runs), strict=True))
+    lines = [" · ".join(title(runs)), "", *_markdown(COLUMNS, [row(*run) for run in named])]
     origin = runs[0]["provenance"]
     commit = (origin["git"] or {}).get("commit")
     machine = origin["machine"]
@@ -115,10 +148,34 @@ def markdown(runs: Sequence[Run]) -> str:
         f"runs {', '.join(run['id'] for run in runs)}",
     ]
     lines += ["", "plain: tokens/s of plain decoding of the same prompts, interleaved in the same run.", ""]
+    lines += [*_markdown(DETAILS, [detail(*run) for run in named]), "", DETAILS_ARE, ""]
+    lines += [line for run in runs if run["status"] != "ok" for line in (_failure(run), "")]
+    lines += [f"- {flag}." for flag in flags(runs)] + [""] * any(run["flags"] for run in runs)
     return "\n".join([*lines, "; ".join(facts) + "."]) + "\n"
 
 
-def _table(columns: Sequence[str]) -> Table:
+DETAILS_ARE = (
+    "accepted up to position: share of the rounds that drafted so far whose drafts were all accepted up to it. draft, "
+    "verify, accept, rest: shares of a round's time in a profiling pass. predicted: speedup by acceptance and that "
+    "pass's costs. bound: speedup were every draft right, at the same cost. pays from: the acceptance of each draft, "
+    "were all alike, above which drafting k tokens wins. best k: the draft length up to k of the highest predicted "
+    "speedup."
+)
+
+
+def _failure(run: Run) -> str:
+    return f"{run['drafter']['name']} failed: {run['error']}"
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    aligned = "|" + "|".join("---" if name in TEXT else "---:" for name in columns) + "|"
+    cells = (" | ".join(cell.replace("|", "\\|") for cell in each) for each in rows)
+    return ["| " + " | ".join(columns) + " |", aligned, *(f"| {each} |" for each in cells)]
+
+
+def numbers(columns: Sequence[str]) -> Table:
+    """An empty table for the terminal, under these columns."""
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, caption_justify="left")  # 80 columns suffice
     for column in columns:
         table.add_column(
@@ -133,22 +190,40 @@ def title(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _numbers(measured: Mapping[str, Any]) -> list[str]:
-    interval = measured["speedup_ci95"]
     return [
-        _show(measured["tokens_per_pass"], "{:.2f}"),
-        _show(measured["acceptance_rate"], "{:.0%}"),
+        show(measured["tokens_per_pass"], "{:.2f}"),
+        show(measured["acceptance_rate"], "{:.0%}"),
         _speed(measured["decode_tokens_per_s"]),
         _speed(measured["baseline_decode_tokens_per_s"]),
-        _show(measured["speedup"], "{:.2f}x"),
-        "–" if interval is None else f"{interval[0]:.2f}–{interval[1]:.2f}",
+        show(measured["speedup"], "{:.2f}x"),
+        _interval(measured["speedup_ci95"]),
     ]
 
 
+def flags(runs: Sequence[Run]) -> list[str]:
+    """What is to be doubted of a group of runs, a line for each flag and message, with the drafters it is about where
+    it is not about all."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for run, label in zip(runs, labels(runs), strict=True):
+        for flag in run["flags"]:
+            told.setdefault((flag["flag"], flag["message"]), []).append(f"{label} k={run['drafter']['k']}")
+    lines = []
+    for (flag, message), names in told.items():
+        about = "" if len(names) == len(runs) else f" ({', '.join(names)})"
+        lines.append(f"{flag}{about}: {message}")
+    return lines
+
+
+def _interval(limits: Sequence[float] | None) -> str:
+    return "–" if limits is None else f"{limits[0]:.2f}–{limits[1]:.2f}"
+
+
 def _speed(value: float | None) -> str:
-    return _show(value, "{:.1f}" if value is None or value < 1000 else "{:.0f}")
+    return show(value, "{:.1f}" if value is None or value < 1000 else "{:.0f}")
 
 
-def _show(value: float | None, form: str) -> str:
+def show(value: float | None, form: str) -> str:
+    """A number, or a dash where there is none."""
     return "–" if value is None else form.format(value)
 
 
@@ -156,7 +231,11 @@ def _verdict(lossless: Mapping[str, Any]) -> str:
     if lossless["verdict"] == "equal":
         return f"equal {lossless['equal']}/{lossless['prompts']}"
     if lossless["verdict"] == "law":
-        return "by law"
+        return f"by law, p={lossless['p_value']:.2g}"
+    if lossless["verdict"] == "untested":
+        return "untested"
+    if "p_value" in lossless:  # by law
+        return f"MISMATCH, p={lossless['p_value']:.2g}" if not lossless["ruled_out"] else "MISMATCH, impossible tokens"
     if lossless["verdict"] == "near-tie":
         return f"near-tie {lossless['near_ties']}/{lossless['prompts']}"
     return f"MISMATCH {lossless['mismatches']}/{lossless['prompts']}"

@@ -20,6 +20,7 @@ from scipy import stats
 from torch import Tensor
 
 from drafters.none import NoDrafter
+from specbench import law
 from specbench.decoding import Step, decode
 from specbench.drafting import Batch, Drafter, Request
 from specbench.model import CausalLM
@@ -159,31 +160,19 @@ def check_law_of_drafts(make: Make, target: CausalLM, k: int) -> None:
 
 
 def check_law_of_text(make: Make, target: CausalLM, k: int) -> None:
-    """Sampled text has the target's law: judged by the target itself, in one forward over the finished text."""
+    """Sampled text has the target's law: the test that every run with sampled drafts is put to (see ``law``)."""
     drafter, k = _bound(make, target, k)
     for sampling in LAWS:
         asked = _copies(target, COPIES)
-        plain = run(target, NoDrafter(), asked, 0, sampling).replies if drafter.needs_reference else [None] * len(asked)
-        replies = run(target, drafter, _with_references(drafter, asked, plain), k, sampling, bind=False).replies
-        ranks, places, surprise, variance = [], [], 0.0, 0.0
-        noise = torch.Generator().manual_seed(0)
-        for request, reply in zip(asked, replies, strict=True):
-            law, chosen = _judge(target, request, reply, sampling)
-            likelier = (law * (law > chosen[:, None])).sum(-1)
-            ties = (law * (law == chosen[:, None])).sum(-1)
-            # where the token stands among all, the likeliest first, or by its id: uniform, if it was drawn from the law
-            ranks.append(likelier + torch.rand(len(chosen), generator=noise, dtype=torch.double) * ties)
-            above = law.cumsum(-1).gather(1, torch.tensor(reply)[:, None]).squeeze(1)
-            places.append(above - torch.rand(len(chosen), generator=noise, dtype=torch.double) * chosen)
-            log = law.clamp(min=1e-300).log()
-            mean = (law * log).sum(-1)
-            surprise += (chosen.log() - mean).sum().item()
-            variance += ((law * log.square()).sum(-1) - mean.square()).sum().item()
-        uniform = min(stats.kstest(torch.cat(seen).numpy(), "uniform").pvalue for seen in (ranks, places))
-        likelihood = 2 * stats.norm.sf(abs(surprise) / math.sqrt(variance)) if variance > 0 else 1.0
-        assert min(uniform, likelihood) > DOUBT, (
-            f"text drafted by {_name(drafter)} does not have the target's law under {sampling}: p = {uniform:.1g} for "
-            f"the places of its tokens, {likelihood:.1g} for their likelihood"
+        if drafter.needs_reference:
+            asked = _with_references(drafter, asked, run(target, NoDrafter(), asked, 0, sampling).replies)
+        found = law.check(target, drafter, [asked], k, sampling, 0, StopRule(NEW_TOKENS)).verdict()
+        assert not found["ruled_out"], (
+            f"text drafted by {_name(drafter)} has {found['ruled_out']} tokens that {sampling} rules out"
+        )
+        assert found["p_value"] > DOUBT, (
+            f"text drafted by {_name(drafter)} does not have the target's law under {sampling}: "
+            + ", ".join(f"p = {p:.1g} for {name}" for name, p in found["p_values"].items())
         )
 
 
@@ -265,16 +254,6 @@ def _with_references(
     if not drafter.needs_reference:
         return list(asked)
     return [Request(r.uid, r.tokens, reply) for r, reply in zip(asked, replies, strict=True)]
-
-
-@torch.inference_mode()
-def _judge(target: CausalLM, request: Request, reply: Sequence[int], sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """The law of each token of ``reply`` [T, V], and the probability it gave to the one that came [T], in float64."""
-    text = torch.tensor([[*request.tokens, *reply]], device=target.device)
-    cache = target.new_cache(1, text.shape[1])
-    logits = target.forward(text, cache).logits[0, len(request.tokens) - 1 : -1]
-    law = sampling.law(logits).double().cpu()
-    return law, law.gather(1, torch.tensor(reply)[:, None]).squeeze(1)
 
 
 def _bound(make: Make, target: CausalLM, k: int) -> tuple[Drafter, int]:

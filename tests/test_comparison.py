@@ -5,6 +5,7 @@ from conftest import baseline
 
 from drafters.ngram import NGram
 from drafters.oracle import Oracle
+from drafters.suffix import Suffix
 from specbench import comparison
 from specbench.comparison import Arm, Settings, compare
 from specbench.drafting import Drafter
@@ -35,7 +36,7 @@ def measure(lm, *methods, conversations=CONVERSATIONS, shared=None):
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_arms_stand_equally_often_at_each_place_whoever_needs_a_reference(llama, extra):
     arms = [baseline(llama), *(Arm(str(i), NGram(), 1) for i in range(1 + extra)), Arm("oracle", Oracle(), 1)]
-    orders = [comparison._order(arms, batch) for batch in range(24)]
+    orders = [comparison.in_turns(arms, batch) for batch in range(24)]
     for arm in arms[:-1]:
         places = [order.index(arm) for order in orders]
         assert len({places.count(place) for place in range(2 + extra)}) == 1
@@ -106,6 +107,49 @@ def test_warm_up_is_not_measured_and_not_remembered(llama):
     measure(llama, arm)
     assert not any("warm-up" in r["uid"] for r in arm.steps)
     assert arm.drafter.resets == 1
+
+
+def test_all_is_measured_as_often_as_repeats_are_asked_for(llama):
+    once, thrice = Arm("ngram", NGram(), 2), Arm("ngram", NGram(), 2)
+    _, alone = measure(llama, once)
+    plain, outcome = measure(llama, thrice, shared=Settings(1, Sampling(), 0, StopRule(8), repeats=3))
+    assert len(thrice.steps) == 3 * len(once.steps)
+    assert {row["repeat"] for row in plain.steps} == {0, 1, 2}
+    assert len({row["batch"] for row in plain.steps}) == 15  # each has its own time
+    assert outcome.batches == alone.batches
+    assert (thrice.replies, thrice.finish) == (once.replies, once.finish)
+    assert thrice.changed == set()
+    # who is first in one repeat is not in the next
+    first = [r["order"] for r in thrice.steps if r["round"] == 0 and r["uid"] == "b/1"]
+    assert len(set(first)) == 2
+
+
+def test_a_drafter_has_forgotten_a_repeat_when_the_next_begins(llama):
+    """Else it would draft the very reply it has just seen."""
+    arm = Arm("suffix", Suffix(), 3)
+    measure(llama, arm, shared=Settings(1, Sampling(), 0, StopRule(8), repeats=2))
+    drafts = [[r["drafted"] for r in arm.steps if r["repeat"] == repeat] for repeat in (0, 1)]
+    assert drafts[0] == drafts[1]
+
+
+def test_a_text_that_changes_from_repeat_to_repeat_is_named(llama):
+    class Wandering(NGram):
+        calls = 0
+
+        def propose(self, batch, k):
+            self.calls += 1
+            batch.tokens[0, batch.lengths[0] - 1] = self.calls % 200  # what no drafter may do
+            return super().propose(batch, k)
+
+    arm = Arm("wandering", Wandering(), 2)
+    measure(llama, arm, shared=Settings(1, Sampling(), 0, StopRule(8), repeats=2))
+    assert arm.changed == {"a/1", "a/2", "b/1", "c/1", "c/2"}
+
+
+@pytest.mark.parametrize("repeats", [0, -1])
+def test_impossible_repeats_are_refused(repeats):
+    with pytest.raises(ConfigError, match=f"repeats={repeats} measures nothing; give 1 or more"):
+        Settings(1, Sampling(), 0, StopRule(8), repeats)
 
 
 class Failing(Drafter):

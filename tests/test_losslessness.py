@@ -6,6 +6,7 @@ from conftest import plain_greedy, prompts, run, tiny
 
 from drafters.none import NoDrafter
 from specbench.drafting import Request
+from specbench.law import Evidence
 from specbench.losslessness import Divergence, first_divergence, summarise
 from specbench.model import Output
 from specbench.sampling import Sampling
@@ -118,6 +119,19 @@ def test_a_token_ruled_out_is_no_tie(llama):
             assert first_divergence(llama, "p", prompt, [best], [wrong], sampling, 0).margin == math.inf
 
 
-def test_sampled_drafts_are_not_compared_token_by_token():
-    found = summarise([None, Divergence(1, 2.0, 0.0)], by_law=True)
-    assert found == {"verdict": "law", "prompts": 2, "equal": 1}
+def test_sampled_drafts_are_judged_by_the_evidence_of_their_law():
+    divergences = [None, Divergence(1, 2.0, 0.0)]
+    untested = summarise(divergences, by_law=True)
+    assert (untested["verdict"], untested["prompts"], untested["equal"]) == ("untested", 2, 1)
+    evidence = Evidence()
+    for _ in range(200):
+        evidence.surprisal.add(-1.0, -1.0, 1.0)
+    assert summarise(divergences, evidence, by_law=True)["verdict"] == "law"
+    for _ in range(200):
+        evidence.surprisal.add(-2.0, -1.0, 1.0)
+    assert summarise(divergences, evidence, by_law=True)["verdict"] == "mismatch"
+    assert summarise(divergences, evidence)["verdict"] == "mismatch"  # token by token
+
+
+def test_no_sampled_draft_is_excused_by_the_law_of_others():
+    assert summarise([None], Evidence())["verdict"] == "equal"

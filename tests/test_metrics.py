@@ -20,6 +20,7 @@ def log(*rounds, batch=0, uid="p", seconds=1.0):
             {
                 "unit": batch,
                 "batch": batch,
+                "repeat": 0,
                 "round": i,
                 "uid": uid,
                 "proposed": proposed,
@@ -50,6 +51,7 @@ def test_a_worked_example():
     assert found["end_to_end_speedup"] == (10 / 16) / (10 / 19)
     assert found["ttft_s"] == 10.0
     assert found["rounds"] == 3
+    assert (found["round_seconds"], found["baseline_round_seconds"]) == (2.0, 1.0)
 
 
 def test_all_rejected():
@@ -136,6 +138,24 @@ def test_clock_spread_is_that_of_plain_decodings_rounds():
     assert metrics.compute(plain(19), plain(19), k=0)["clock_spread"] is None
 
 
+def test_repeats_show_how_steady_the_machine_is_and_change_nothing_else():
+    """Three repeats of two prompts: the same decoding took up to 1.5 and 2 times as long."""
+    ours = [plain(4, batch=unit, seconds=1.0).assign(unit=unit) for unit in (0, 1)]
+    times = {0: (1.0, 1.2, 1.5), 1: (2.0, 4.0, 3.0)}
+    repeated = [
+        plain(4, batch=2 * repeat + unit, seconds=seconds).assign(unit=unit, repeat=repeat)
+        for unit, each in times.items()
+        for repeat, seconds in enumerate(each)
+    ]
+    theirs = pd.concat(repeated)
+    found = metrics.compute(theirs, theirs, k=0)
+    assert found["repeat_spread"] == pytest.approx((1.5 + 2.0) / 2)
+    assert found["units"] == 2
+    assert found["tokens_per_pass"] == 1.0
+    assert found["baseline_decode_tokens_per_s"] == pytest.approx(24 / (4 * (1.0 + 1.2 + 1.5 + 2.0 + 4.0 + 3.0)))
+    assert metrics.compute(pd.concat(ours), pd.concat(ours), k=0)["repeat_spread"] is None
+
+
 def test_turns_of_one_conversation_are_one_unit():
     """Eight conversations of two turns resample as eight, not sixteen: copies add no information."""
     ours, theirs = many(8, [0.5, 2.0] * 4)
@@ -171,6 +191,7 @@ def steps_of(lm, drafter, requests, stop, k):
         {
             "unit": 0,
             "batch": 0,
+            "repeat": 0,
             "round": s.round,
             "uid": requests[row].uid,
             "proposed": s.proposed[i],

@@ -26,12 +26,21 @@ ROOT = Path(__file__).parent.parent
 
 NUMBERS = {
     "tokens_per_pass": 1.52,
-    "tokens_per_pass_ci95": [1.41, 1.63],
+    "tokens_per_pass_ci95": [1.4, 1.66],
     "acceptance_rate": 0.34,
     "decode_tokens_per_s": 43.2,
     "baseline_decode_tokens_per_s": 30.1,
     "speedup": 1.44,
     "speedup_ci95": [1.21, 1.71],
+    "acceptance_by_position": {"joint": [0.3, 0.15, None, 0.0]},
+}
+MODEL = {
+    "shares": {"draft": 0.104, "verify": 0.85, "accept": 0.03, "bookkeeping": 0.016},
+    "predicted_speedup": 1.5,
+    "residual": -0.04,
+    "bound": 4.2,
+    "break_even": 0.061,
+    "best_k": 3,
 }
 EQUAL = {"verdict": "equal", "prompts": 16, "equal": 16, "near_ties": 0, "mismatches": 0}
 SAMPLING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -62,6 +71,8 @@ def made(name="ngram", changes=(), **options):
         "drafter": {"name": name, "k": 4},
         "dataset": {"name": "builtin", "sha256": "a"},
         "prompts": {"turns": 16},
+        "flags": [],
+        "model": MODEL,
         "metrics": {**NUMBERS, "lossless": EQUAL},
         "by_category": {"chat": NUMBERS, "code": NUMBERS},
         "provenance": {
@@ -200,7 +211,13 @@ def test_title_counts_the_prompts_even_if_the_first_run_failed():
         (EQUAL, "equal 16/16"),
         ({**EQUAL, "verdict": "near-tie", "equal": 13, "near_ties": 3}, "near-tie 3/16"),
         ({**EQUAL, "verdict": "mismatch", "equal": 13, "near_ties": 1, "mismatches": 2}, "MISMATCH 2/16"),
-        ({"verdict": "law", "prompts": 16, "equal": 3}, "by law"),
+        ({"verdict": "law", "prompts": 16, "equal": 3, "p_value": 0.4321, "ruled_out": 0}, "by law, p=0.43"),
+        ({"verdict": "mismatch", "prompts": 16, "equal": 3, "p_value": 2e-8, "ruled_out": 0}, "MISMATCH, p=2e-08"),
+        (
+            {"verdict": "mismatch", "prompts": 16, "equal": 3, "p_value": 0.5, "ruled_out": 2},
+            "MISMATCH, impossible tokens",
+        ),
+        ({"verdict": "untested", "prompts": 16, "equal": 3, "p_value": None, "ruled_out": 0}, "untested"),
     ],
 )
 def test_verdict_is_said_with_its_count(lossless, said):
@@ -248,8 +265,10 @@ def cells(line):
 def test_markdown_rows_have_a_cell_for_every_column(real_runs):
     for runs in ([made("a|b"), made(max_n=1), made(max_n=2), failed("bro|ken")], real_runs):
         lines = [line for line in tables.markdown(runs).splitlines() if line.startswith("|")]
-        assert len(lines) == 2 + len(runs)
-        assert {len(cells(line)) for line in lines} == {len(tables.COLUMNS)}
+        assert len(lines) == 2 * (2 + len(runs))  # numbers, and details
+        first, second = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+        assert {len(cells(line)) for line in first} == {len(tables.COLUMNS)}
+        assert {len(cells(line)) for line in second} == {len(tables.DETAILS)}
 
 
 def test_markdown_escapes_a_bar_in_a_name():
@@ -423,3 +442,50 @@ def test_peak_memory_is_known_even_after_an_error():
     with pytest.raises(ArithmeticError), memory:
         raise ArithmeticError
     assert memory.peak_bytes > 0
+
+
+# what is to be doubted, and why a speedup is what it is
+
+
+def test_flags_name_the_drafters_they_are_about_unless_that_is_all():
+    busy = {"flag": "busy-machine", "message": "others were at work"}
+    odd = {"flag": "unpredicted", "message": "measured +20%"}
+    one, other = made("ngram"), made("eagle")
+    one["flags"], other["flags"] = [busy, odd], [busy]
+    assert tables.flags([one, other]) == [
+        "busy-machine: others were at work",
+        "unpredicted (ngram k=4): measured +20%",
+    ]
+    assert "- unpredicted (ngram k=4): measured +20%.\n" in tables.markdown([one, other])
+
+
+def test_details_hold_each_number_under_its_column():
+    cells = dict(zip(tables.DETAILS, tables.detail(made(), "ngram"), strict=True))
+    assert cells == {
+        "drafter": "ngram",
+        "k": "4",
+        "tokens/pass 95 % CI": "1.40–1.66",
+        "accepted up to position": ".30 .15 – .00",
+        "draft / verify / accept / rest": "10 / 85 / 3 / 2 %",
+        "predicted": "1.50x",
+        "measured": "1.44x (-4%)",
+        "bound": "4.20x",
+        "pays from": "6%",
+        "best k": "3",
+    }
+
+
+def test_details_of_what_was_not_profiled_or_failed_are_dashes():
+    bare = made(changes={"model": None})
+    assert tables.detail(bare, "ngram")[4:] == ["–", "–", "1.44x", "–", "–", "–"]
+    failed = made()
+    failed |= {"status": "failed", "error": "RunError: no"}
+    for name in ("metrics", "model"):
+        del failed[name]
+    assert tables.detail(failed, "ngram")[2:] == ["–"] * 8
+
+
+def test_markdown_has_the_details_below_the_table():
+    text = tables.markdown([made()])
+    assert text.index("| drafter | k | tokens/pass |") < text.index("| drafter | k | tokens/pass 95 % CI |")
+    assert "| ngram | 4 | 1.40–1.66 | .30 .15 – .00 |" in text

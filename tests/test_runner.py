@@ -157,7 +157,9 @@ def measure(results, *drafters, sampling=None):
 def test_sampled_drafts_are_judged_by_law_and_are_never_a_mismatch(results):
     drafter = SmallLM(tiny("llama", seed=1), proposal="sample")
     (found,) = measure(results, drafter, sampling=Sampling(temperature=1.0))
-    assert found["metrics"]["lossless"]["verdict"] == "law"
+    said = found["metrics"]["lossless"]
+    assert said["verdict"] == "untested"  # so few tokens say nothing
+    assert said["places"] == sum(found["prompts"]["turns"] and 8 for _ in range(3))
     judged = pd.read_parquet(results / found["id"] / record.PROMPTS)["lossless"]
     assert set(judged) <= {"law", "equal"}
     assert "law" in set(judged)
@@ -200,7 +202,7 @@ def test_a_method_that_changes_the_text_is_named_as_one(asked, results, monkeypa
     monkeypatch.setattr(losslessness, "first_divergence", lambda *question: Divergence(0, margin=9.0, tolerance=0.0))
     __main__.main(asked)
     said = capsys.readouterr().out
-    assert "ngram changed the text: its speedup is not that of a lossless method" in said
+    assert "changed-text: it changed the text: its speedup is not that of a lossless method" in said
     assert "MISMATCH 2/2" in said
     assert records(results)[0]["metrics"]["lossless"]["largest_mismatch_margin"] == 9.0
 

@@ -20,7 +20,7 @@ from filelock import FileLock
 from rich.console import Console
 
 from drafters.none import NoDrafter
-from drafters.training import asking, corpus, data, overlap, replies
+from drafters.training import asking, corpus, data, replies
 from drafters.training.asking import Asker
 from drafters.training.corpus import Conversation
 from drafters.training.data import Settings
@@ -31,7 +31,7 @@ from specbench.drafting import Request
 from specbench.errors import ConfigError, RunError
 from specbench.model import Output
 from specbench.packaged import file_sha256
-from specbench.prompts import load_builtin
+from specbench.prompts import load_builtin, overlap
 from specbench.sampling import Sampling
 from specbench.stopping import StopRule
 from specbench.targets import load_tiny

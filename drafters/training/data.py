@@ -25,14 +25,14 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from drafters.training import corpus, overlap
+from drafters.training import corpus
 from drafters.training.asking import Asker
 from drafters.training.corpus import Conversation, Corpus
 from drafters.training.replies import Task, continue_all
 from specbench import cli, provenance
 from specbench.errors import ConfigError, RunError
 from specbench.model import CausalLM
-from specbench.prompts import PromptSet, load_builtin
+from specbench.prompts import PromptSet, load_builtin, overlap
 from specbench.sampling import Sampling
 
 SHARD = "shard-{:04d}.parquet"

@@ -1,0 +1,104 @@
+"""What must be known before a number of a run is believed: each doubt is a named flag.
+
+A flag is raised by what was measured or is known, never by a guess about the method; it is in run.json, in every table
+that has the run, and in figures.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from specbench.metrics import MIN_UNITS
+
+UNSTEADY = 1.5  # clock_spread above which timings are doubted
+UNEVEN = 1.2  # repeat_spread above which they are
+FEW_ROUNDS = 200
+NGRAM = 4  # tokens
+LONG_ENOUGH = 32  # tokens of a reply that can be judged for repetition
+REPETITIVE = 0.5  # share of a reply's n-grams that it has said before, above which it runs in circles
+MANY = 0.25  # share of replies that do so, above which the speedup is one of circles
+NONSENSE = 0.75  # of the surprise of tokens drawn at random, above which prompts are taken for such
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A doubt: its name, and a clause that says what it is about, without a full stop."""
+
+    flag: str
+    message: str
+
+
+def repetition(reply: Sequence[int]) -> float:
+    """Share of the n-grams of a reply that occurred in it before.
+
+    >>> repetition([1, 2, 3, 4, 5, 1, 2, 3, 4, 6])
+    0.14285714285714285
+    """
+    grams = Counter(tuple(reply[i : i + NGRAM]) for i in range(len(reply) - NGRAM + 1))
+    total = sum(grams.values())
+    return 1 - len(grams) / total if total else 0.0
+
+
+def of_results(found: Mapping[str, Any], prompts: pd.DataFrame) -> Iterator[Flag]:
+    """Of what was measured. ``found``: ``metrics``, ``model`` and counts of ``prompts``, as the record has them."""
+    metrics, model, counts = found["metrics"], found["model"], found["prompts"]
+    spread, uneven = metrics["clock_spread"], metrics["repeat_spread"]
+    if spread is not None and spread >= UNSTEADY:
+        yield Flag(
+            "unsteady-clock",
+            f"the machine is unsteady: plain decoding's rounds, all alike, vary {spread:.1f}-fold in time (95th to 5th "
+            "percentile); intervals may be too narrow, and drafter=none shows by how much",
+        )
+    if uneven is not None and uneven >= UNEVEN:
+        yield Flag("uneven-repeats", f"the same plain decoding took up to {uneven:.2f} times as long when repeated")
+    if metrics["units"] < MIN_UNITS:
+        yield Flag(
+            "few-prompts",
+            f"{metrics['units']} conversations (groups of them above batch size 1) are too few for an interval; "
+            f"{MIN_UNITS} are needed",
+        )
+    if metrics["rounds"] < FEW_ROUNDS:
+        yield Flag("few-rounds", f"{metrics['rounds']} verify passes are few; more prompts or longer replies say more")
+    circles = [reply for reply in prompts["baseline_tokens"] if len(reply) >= LONG_ENOUGH]
+    caught = sum(repetition(list(reply)) > REPETITIVE for reply in circles)
+    if circles and caught > MANY * len(circles):
+        yield Flag(
+            "repetitive-text",
+            f"{caught} of {len(circles)} replies of plain decoding mostly repeat themselves, which flatters every "
+            "drafter; use other prompts, shorter replies or a temperature",
+        )
+    if counts["changed_by_repeats"]:
+        yield Flag("changing-text", f"repeats of {len(counts['changed_by_repeats'])} prompts differ in their text")
+    if metrics["lossless"]["verdict"] == "mismatch":
+        yield Flag("changed-text", "it changed the text: its speedup is not that of a lossless method")
+    if metrics["lossless"]["verdict"] == "untested":
+        yield Flag("untested-law", "too few tokens were sampled to tell whether they have the target's law")
+    if model is not None and model["explanation"] is not None:
+        yield Flag("unpredicted", model["explanation"])
+
+
+def of_prompts(surprise: float | None, vocabulary: int, shared: Sequence[str]) -> Iterator[Flag]:
+    """``surprise``: nats by which a token of the prompts surprises the target, of ``vocabulary`` tokens; ``shared``:
+    uids of prompts that a drafter may have learned from."""
+    if surprise is not None and surprise > NONSENSE * math.log(vocabulary):
+        yield Flag(
+            "synthetic-prompts",
+            f"the prompts surprise the target by {surprise:.1f} nats a token, nearly as random tokens would "
+            f"({math.log(vocabulary):.1f}); acceptance on them says nothing of real text",
+        )
+    if shared:
+        few = ", ".join([*shared[:3], *["…"][: len(shared) > 3]])
+        yield Flag("seen-in-training", f"{len(shared)} prompts share 8 words in a row with its training data ({few})")
+
+
+def of_engine(engine: str | None, device: str) -> Iterator[Flag]:
+    """A baseline that is slower than it has to be flatters every drafter. ``engine``: what was asked for."""
+    if engine == "plain":
+        yield Flag(
+            "slow-baseline",
+            f"target.engine=plain is not the fastest plain decoding on {device}; speedups over it are too high",
+        )

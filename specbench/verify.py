@@ -1,0 +1,102 @@
+"""Does a record say what its raw steps say? ``python -m specbench.verify RUN…`` computes every metric anew.
+
+Exit code 0 if all agree, 1 if a record was tampered with, damaged, or made by code that counted otherwise.
+What needs the target again, the verdicts of losslessness, is counted from the prompts as they were judged.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specbench import cli, losslessness, record
+from specbench.analysis import analyse
+from specbench.errors import ConfigError, RunError
+
+CLOSE = 1e-9  # relative; the order of a sum may change the last digits
+
+
+def differences(folder: Path) -> list[str]:
+    """What the record in ``folder`` says that its tables do not, in words. Raises ConfigError for a folder that is no
+    finished record, RunError for tables that cannot be read."""
+    run = record.read(folder)
+    if run["status"] != "ok":
+        raise ConfigError(f"{folder} is the record of a failed run, which has no metrics: {run['error']}")
+    try:
+        steps, prompts = pd.read_parquet(folder / record.STEPS), pd.read_parquet(folder / record.PROMPTS)
+        rounds = pd.read_parquet(folder / record.ROUNDS) if run["model"] is not None else None
+        found = analyse(steps, prompts, rounds, run["drafter"]["k"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"the tables of {folder} cannot be read: {error}") from error
+    told = {name: run[name] for name in found}
+    told["metrics"] = {name: told["metrics"].get(name) for name in found["metrics"] or {}}
+    return [
+        *_differing("", told, found),
+        *_differing("metrics.lossless.", run["metrics"]["lossless"], _verdicts(run, prompts)),
+        *_texts(steps, prompts),
+    ]
+
+
+def _differing(name: str, told: Any, found: Any) -> Iterator[str]:
+    """Where two values of JSON differ; of a mapping, in what ``found`` has."""
+    if isinstance(found, dict) and isinstance(told, dict):
+        for key, value in found.items():
+            yield from _differing(f"{name}{key}." if isinstance(value, dict) else f"{name}{key}", told.get(key), value)
+        return
+    if isinstance(found, list) and isinstance(told, list) and len(found) == len(told):
+        for i, (ours, theirs) in enumerate(zip(found, told, strict=True)):
+            yield from _differing(f"{name}[{i}]." if isinstance(ours, dict) else f"{name}[{i}]", theirs, ours)
+        return
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (told, found))
+    if told != found and not (numbers and math.isclose(told, found, rel_tol=CLOSE)):
+        yield f"{name.rstrip('.')} is {told} in run.json and {found} by the steps"
+
+
+def _verdicts(run: Mapping[str, Any], prompts: pd.DataFrame) -> dict[str, object]:
+    if "level" in run["metrics"]["lossless"]:  # by law: each prompt is equal, or no evidence by itself
+        return {"prompts": len(prompts), "equal": int((prompts["lossless"] == "equal").sum())}
+    return losslessness.counts(prompts["lossless"].tolist())
+
+
+def _texts(steps: pd.DataFrame, prompts: pd.DataFrame) -> Iterator[str]:
+    """Replies that are not what the steps of the first repeat committed."""
+    first = steps[steps["repeat"] == 0]
+    for arm, column in (("method", "tokens"), ("baseline", "baseline_tokens")):
+        said = first[first["arm"] == arm].groupby("uid")["tokens"].agg(lambda rows: [t for row in rows for t in row])
+        for uid, reply in zip(prompts["uid"], prompts[column], strict=True):
+            if list(reply) != said.get(uid):
+                yield f"the {arm}'s reply to {uid} is not what its steps committed"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Verify the records that are named, or those of a folder."""
+    parser = argparse.ArgumentParser(prog="python -m specbench.verify", description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="record folders, or folders that hold some")
+    try:
+        folders = record.find(parser.parse_args(arguments).runs)
+    except ConfigError as error:
+        return cli.fail(str(error), cli.BAD_CONFIG)
+    codes = []
+    for folder in folders:
+        try:
+            wrong = differences(folder)
+        except ConfigError as error:
+            codes.append(cli.fail(str(error), cli.BAD_CONFIG))
+            continue
+        except RunError as error:
+            codes.append(cli.fail(str(error), cli.FAILED))
+            continue
+        for difference in wrong:
+            cli.fail(f"{folder}: {difference}", cli.FAILED)
+        if not wrong:
+            cli.out.print(f"{folder} agrees with its steps", highlight=False, soft_wrap=True)
+        codes.append(cli.FAILED if wrong else cli.OK)
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Each flag is raised where it is due, and not otherwise."""
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+from conftest import tiny
+
+from specbench import guards, law
+from specbench.guards import of_engine, of_prompts, of_results, repetition
+
+CALM = {
+    "metrics": {
+        "clock_spread": 1.2,
+        "repeat_spread": None,
+        "units": 16,
+        "rounds": 900,
+        "lossless": {"verdict": "equal"},
+    },
+    "model": {"explanation": None},
+    "prompts": {"changed_by_repeats": []},
+}
+SENSIBLE = list(range(60))
+CIRCLES = [1, 2, 3, 4, 5, 6] * 10
+
+
+def raised(*replies, **changes) -> dict[str, str]:
+    found = {name: dict(part) for name, part in CALM.items()}
+    for path, value in changes.items():
+        part, name = path.split("__")
+        found[part][name] = value
+    prompts = pd.DataFrame({"baseline_tokens": list(replies) or [SENSIBLE] * 4})
+    return {flag.flag: flag.message for flag in of_results(found, prompts)}
+
+
+def test_a_calm_run_raises_none():
+    assert raised() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "flag", "said"),
+    [
+        ({"metrics__clock_spread": 1.5}, "unsteady-clock", "vary 1.5-fold"),
+        ({"metrics__repeat_spread": 1.31}, "uneven-repeats", "up to 1.31 times"),
+        ({"metrics__units": 7}, "few-prompts", "7 conversations"),
+        ({"metrics__rounds": 199}, "few-rounds", "199 verify passes"),
+        ({"metrics__lossless": {"verdict": "mismatch"}}, "changed-text", "not that of a lossless method"),
+        ({"metrics__lossless": {"verdict": "untested"}}, "untested-law", "too few tokens"),
+        ({"model__explanation": "measured +20%"}, "unpredicted", "measured +20%"),
+        ({"prompts__changed_by_repeats": ["a", "b"]}, "changing-text", "repeats of 2 prompts"),
+    ],
+)
+def test_each_doubt_has_its_flag(change, flag, said):
+    (found,) = raised(**change).items()
+    assert found[0] == flag
+    assert said in found[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics__clock_spread": 1.49},
+        {"metrics__clock_spread": None},
+        {"metrics__repeat_spread": 1.19},
+        {"metrics__units": 8},
+        {"metrics__rounds": 200},
+        {"metrics__lossless": {"verdict": "law"}},
+        {"metrics__lossless": {"verdict": "near-tie"}},
+    ],
+)
+def test_what_is_within_bounds_has_none(change):
+    assert raised(**change) == {}
+
+
+def test_what_was_not_profiled_is_not_unpredicted():
+    found = {**CALM, "model": None}
+    assert list(of_results(found, pd.DataFrame({"baseline_tokens": [SENSIBLE]}))) == []
+
+
+def test_repetition_is_the_share_of_ngrams_said_before():
+    assert repetition([]) == repetition([1, 2, 3]) == repetition(SENSIBLE) == 0
+    assert repetition([7] * 13) == 0.9  # ten of one kind
+    assert repetition(CIRCLES) == pytest.approx(51 / 57)
+
+
+def test_text_that_runs_in_circles_is_flagged_where_it_is_much_of_all():
+    assert "repetitive-text" not in raised(CIRCLES, SENSIBLE, SENSIBLE, SENSIBLE)
+    assert raised(CIRCLES, CIRCLES, SENSIBLE)["repetitive-text"].startswith("2 of 3 replies")
+    assert "repetitive-text" not in raised(CIRCLES[:31], CIRCLES[:31])  # too short to say
+
+
+def flags_of(*arguments) -> list[str]:
+    return [flag.flag for flag in of_prompts(*arguments)]
+
+
+def test_prompts_of_random_tokens_and_those_of_the_training_are_flagged():
+    limit = guards.NONSENSE * math.log(50_000)
+    assert flags_of(limit + 0.1, 50_000, []) == ["synthetic-prompts"]
+    assert flags_of(limit - 0.1, 50_000, []) == flags_of(None, 50_000, []) == []
+    (flag,) = of_prompts(2.0, 50_000, ["a", "b", "c", "d"])
+    assert flag.flag == "seen-in-training"
+    assert "4 prompts share" in flag.message
+    assert "(a, b, c, …)" in flag.message
+
+
+def test_a_slow_engine_is_an_unfair_baseline():
+    (flag,) = of_engine("plain", "cpu")
+    assert flag.flag == "slow-baseline"
+    assert list(of_engine("auto", "cpu")) == list(of_engine(None, "cpu")) == []
+
+
+def test_surprise_is_the_mean_cross_entropy_of_the_texts():
+    target = tiny("llama")
+    texts = [target.tokenizer("one two one").input_ids, target.tokenizer("x y").input_ids, [5]]
+    expected = []
+    for text in texts[:2]:
+        with torch.inference_mode():
+            logits = target.model(input_ids=torch.tensor([text]), use_cache=False).logits[0].log_softmax(-1)
+        expected += [-logits[i, token].item() for i, token in enumerate(text[1:])]
+    assert law.surprise(target, texts) == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+    assert law.surprise(target, [[5]]) is None

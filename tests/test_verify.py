@@ -1,0 +1,271 @@
+"""Records are computed again from their raw steps, and compared with each other."""
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import baseline, tiny
+
+from drafters.ngram import NGram
+from drafters.oracle import Oracle
+from drafters.small_lm import SmallLM
+from specbench import compare as compare_module
+from specbench import record, verify
+from specbench.comparison import Arm, Settings
+from specbench.prompts import Conversation, PromptSet
+from specbench.runner import Cell, Plan, run
+from specbench.sampling import Sampling
+from specbench.stopping import StopRule
+
+CONVERSATIONS = tuple(
+    Conversation(f"c{i}", ("chat", "code")[i % 2], (f"one two {i} one two", "and again")[: 1 + i % 2]) for i in range(9)
+)
+
+
+def config(sampling: Sampling, **settings) -> dict:
+    asked = {"max_new_tokens": 12, "stop": {}, "seed": 0, "batch_size": 1, "drafter": {}, **settings}
+    return {**asked, "sampling": vars(sampling)}
+
+
+def measure(folder: Path, arms: list[Arm], sampling: Sampling, profiled: int = 2, repeats: int = 1, **settings):
+    lm = tiny("llama")
+    for arm in arms:
+        arm.bind(lm)
+    cells = [Cell(arm, {**config(sampling, **settings), "name": arm.name}) for arm in arms]
+    plan = Plan(
+        lm,
+        PromptSet("nine", CONVERSATIONS),
+        Settings(1, sampling, 0, StopRule(12), repeats),
+        cells,
+        folder,
+        profiled=profiled,
+    )
+    return run(plan, baseline(lm), lambda arms, turns: nullcontext(lambda arm, step: None))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """Records of two methods, greedy and sampled."""
+    home = tmp_path_factory.mktemp("records")
+    for name, sampling in (("greedy", Sampling()), ("t1", Sampling(1.0))):
+        small = SmallLM(tiny("llama", seed=1), proposal="sample")
+        found = measure(home / name, [Arm("ngram", NGram(), 3), Arm("small_lm", small, 2)], sampling, repeats=2)
+        assert [r["status"] for r in found] == ["ok", "ok"], [r["error"] for r in found]
+        for made in found:
+            (home / name / made["id"]).rename(home / name / made["drafter"]["name"])
+    return home
+
+
+@pytest.fixture
+def copy(home, tmp_path) -> Path:
+    shutil.copytree(home / "greedy" / "ngram", tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def said(capsys) -> str:
+    found = capsys.readouterr()
+    return " ".join((found.out + found.err).split())
+
+
+@pytest.mark.parametrize("law", ["greedy", "t1"])
+def test_an_honest_record_agrees(home, law, capsys):
+    assert verify.main([str(home / law)]) == 0
+    assert said(capsys).count("agrees with its steps") == 2
+
+
+def rewrite(folder: Path, change) -> None:
+    path = folder / record.RUN
+    run_json = json.loads(path.read_text())
+    change(run_json)
+    path.write_text(json.dumps(run_json))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda r: r["metrics"].update(speedup=r["metrics"]["speedup"] * 1.01), "metrics.speedup is"),
+        (lambda r: r["metrics"]["speedup_ci95"].__setitem__(0, 1.0), "metrics.speedup_ci95[0] is 1.0 in run.json"),
+        (lambda r: r["metrics"]["accepted_length_histogram"].__setitem__(3, 99), "histogram[3] is 99 in run.json"),
+        (lambda r: r["metrics"].pop("tokens_per_pass"), "metrics.tokens_per_pass is None in run.json"),
+        (lambda r: r["metrics"]["lossless"].update(equal=3), "metrics.lossless.equal is 3 in run.json"),
+        (lambda r: r["by_category"]["code"].update(acceptance_rate=0.9), "by_category.code.acceptance_rate is 0.9"),
+        (lambda r: r["model"].update(predicted_speedup=3.0), "model.predicted_speedup is 3.0"),
+        (lambda r: r["model"]["by_k"][1].update(bound=9.0), "model.by_k[1].bound is 9.0"),
+        (lambda r: r["model"]["shares"].update(draft=0.0), "model.shares.draft is 0.0"),
+    ],
+)
+def test_a_number_that_was_tampered_with_is_named(copy, change, named, capsys):
+    rewrite(copy, change)
+    assert verify.main([str(copy)]) == 1
+    assert named in said(capsys)
+
+
+def test_steps_that_were_tampered_with_are_noticed(copy, capsys):
+    steps = pd.read_parquet(copy / record.STEPS)
+    chosen = steps.index[(steps["arm"] == "method") & (steps["round"] == 2)][0]
+    steps.loc[chosen, "accepted"] += 1
+    steps.to_parquet(copy / record.STEPS)
+    assert verify.main([str(copy)]) == 1
+    assert "metrics.acceptance_rate is" in said(capsys)
+
+
+def test_a_reply_that_is_not_what_was_committed_is_named(copy, capsys):
+    prompts = pd.read_parquet(copy / record.PROMPTS)
+    prompts.at[2, "tokens"] = prompts.at[2, "tokens"][:-1]
+    prompts.to_parquet(copy / record.PROMPTS)
+    assert verify.main([str(copy)]) == 1
+    assert f"the method's reply to {prompts.at[2, 'uid']} is not what its steps committed" in said(capsys)
+
+
+@pytest.mark.parametrize("file", [record.STEPS, record.PROMPTS, record.ROUNDS])
+@pytest.mark.parametrize("harm", ["gone", "cut short"])
+def test_tables_that_cannot_be_read_are_named(copy, file, harm, capsys):
+    if harm == "gone":
+        (copy / file).unlink()
+    else:
+        (copy / file).write_bytes((copy / file).read_bytes()[:50])
+    assert verify.main([str(copy)]) == 1
+    assert f"the tables of {copy} cannot be read" in said(capsys)
+
+
+def test_a_failed_run_has_nothing_to_verify(copy, capsys):
+    rewrite(copy, lambda r: r.update(status="failed", error="RunError: no"))
+    assert verify.main([str(copy)]) == 2
+    assert "the record of a failed run" in said(capsys)
+
+
+def test_a_folder_without_records_is_refused(tmp_path, capsys):
+    assert verify.main([str(tmp_path)]) == 2
+    assert "no records of runs" in said(capsys)
+
+
+# what a record says of its time
+
+
+def test_shares_of_a_round_sum_to_one_and_every_k_is_predicted(home):
+    for folder in record.find([home / "greedy", home / "t1"]):
+        run_json = record.read(folder)
+        found, k = run_json["model"], run_json["drafter"]["k"]
+        assert sum(found["shares"].values()) == pytest.approx(1)
+        assert set(found["shares"]) == {"draft", "verify", "accept", "bookkeeping"}
+        assert [p["k"] for p in found["by_k"]] == list(range(k + 1))
+        assert found["by_k"][0]["speedup"] == 1
+        assert found["by_k"][k]["speedup"] == found["predicted_speedup"] <= found["bound"]
+        assert list(found["draft_seconds"]) == [str(n) for n in range(1, k + 1)]
+        assert found["residual"] == pytest.approx(run_json["metrics"]["speedup"] / found["predicted_speedup"] - 1)
+
+
+def test_the_profile_is_of_prompts_that_were_measured(home):
+    rounds = pd.read_parquet(home / "greedy" / "ngram" / record.ROUNDS)
+    assert rounds.groupby("arm")["batch"].nunique().to_dict() == {"baseline": 2, "method": 2}
+    assert set(rounds.loc[rounds["arm"] == "method", "k"]) == {1, 2, 3}
+
+
+def test_without_a_profile_nothing_is_predicted(tmp_path):
+    (found,) = measure(tmp_path, [Arm("ngram", NGram(), 3)], Sampling(), profiled=0)
+    assert found["model"] is None
+    assert not (tmp_path / found["id"] / record.ROUNDS).exists()
+    assert verify.main([str(tmp_path)]) == 0
+
+
+def test_a_drafter_that_cannot_be_profiled_is_measured_all_the_same(tmp_path):
+    class Tired(NGram):
+        """Works at the k it is measured with, and at no other."""
+
+        def propose(self, batch, k):
+            if k == 1:
+                raise RuntimeError("too short")
+            return super().propose(batch, k)
+
+    tired, fine = measure(tmp_path, [Arm("tired", Tired(), 2), Arm("ngram", NGram(), 2)], Sampling())
+    assert (tired["status"], tired["model"]) == ("ok", None)
+    said = {flag["flag"]: flag["message"] for flag in tired["flags"]}
+    assert said["not-seen"] == "the parts of its rounds could not be timed: RuntimeError: too short"
+    assert fine["model"] is not None
+
+
+def test_the_oracle_is_profiled_with_the_replies_it_knows(tmp_path):
+    (found,) = measure(tmp_path, [Arm("oracle", Oracle(), 2)], Sampling())
+    assert found["model"]["bound"] == pytest.approx(found["model"]["predicted_speedup"], rel=0.2)
+
+
+# one against another
+
+
+def test_a_run_against_itself_is_even(home, capsys):
+    folder = str(home / "greedy" / "ngram")
+    assert compare_module.main([folder, folder]) == 0
+    text = said(capsys)
+    assert "1.00x 1.00–1.00" in text
+    assert "+0.00 +0.00–+0.00" in text
+    assert "which of ngram k=3 and ngram k=3 is faster cannot be told" in text
+
+
+def test_methods_are_compared_prompt_by_prompt(home):
+    runs = [record.read(home / "greedy" / name) for name in ("ngram", "small_lm")]
+    steps = [pd.read_parquet(home / "greedy" / name / record.STEPS) for name in ("ngram", "small_lm")]
+    found = compare_module.compare(*steps)
+    first, second = (r["metrics"] for r in runs)
+    assert found["units"] == 9
+    assert found["speedup"] == pytest.approx(first["speedup"] / second["speedup"])
+    assert found["tokens_per_pass"] == pytest.approx(first["tokens_per_pass"] - second["tokens_per_pass"])
+    low, high = found["speedup_ci95"]
+    assert low < found["speedup"] < high
+    back = compare_module.compare(*steps[::-1])
+    assert back["speedup"] == pytest.approx(1 / found["speedup"])
+    assert back["tokens_per_pass"] == pytest.approx(-found["tokens_per_pass"])
+
+
+def test_pairing_takes_away_what_prompts_share():
+    """Two methods that differ by a tenth on every prompt, prompts that differ tenfold: the difference is certain."""
+
+    def steps(factor):
+        rows = []
+        for unit, seconds in enumerate([1.0, 2.0, 4.0, 10.0] * 3):
+            for arm, each in (("baseline", seconds), ("method", factor * seconds * (0.5 if unit % 2 else 0.2))):
+                for round_ in (0, 1):
+                    rows.append(
+                        {"arm": arm, "unit": unit, "batch": unit, "round": round_, "uid": f"p{unit}", "committed": 1,
+                         "seconds": each}
+                    )  # fmt: skip
+        return pd.DataFrame(rows)
+
+    found = compare_module.compare(steps(1.0), steps(1.1))
+    assert found["speedup"] == pytest.approx(1.1)
+    assert found["speedup_ci95"] == pytest.approx([1.1, 1.1])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda r: r["dataset"].update(sha256="f" * 64), "prompts (nine "),
+        (lambda r: r["target"].update(files={"weights": "0"}), "target (tiny-llama and tiny-llama)"),
+        (lambda r: r["target"].update(dtype="bfloat16"), "precision (float32 and bfloat16)"),
+        (lambda r: r["target"].update(quant="int8"), "precision (float32 and float32 with int8 weights)"),
+        (lambda r: r["target"].update(device="cuda"), "device (cpu and cuda)"),
+        (lambda r: r["config"]["sampling"].update(temperature=0.5), "sampling (temperature=0.0"),
+        (lambda r: r["config"].update(max_new_tokens=13), "token rules (max_new_tokens=12"),
+        (lambda r: r["config"].update(stop={"strings": ["x"]}), "token rules (max_new_tokens=12, stop={}"),
+        (lambda r: r["config"].update(batch_size=2), "batch size (1 and 2)"),
+    ],
+)
+def test_unlike_runs_are_refused_by_what_differs(home, copy, change, named, capsys):
+    rewrite(copy, change)
+    assert compare_module.main([str(home / "greedy" / "small_lm"), str(copy)]) == 2
+    text = said(capsys)
+    assert "these runs cannot be compared: they differ in" in text
+    assert named in text
+
+
+def test_runs_of_other_code_are_compared_with_a_word(home, copy, capsys):
+    rewrite(copy, lambda r: r["provenance"].update(code_sha256="0"))
+    assert compare_module.main([str(home / "greedy" / "small_lm"), str(copy)]) == 0
+    assert "the runs are of different code: that may be part of the difference" in said(capsys)
+
+
+def test_sampled_and_greedy_runs_are_not_compared(home, capsys):
+    assert compare_module.main([str(home / "greedy" / "ngram"), str(home / "t1" / "ngram")]) == 2
+    assert "sampling (temperature=0.0" in said(capsys)
