@@ -30,6 +30,7 @@ train: setup ## train all drafters of the default model anew, on the data that c
 train-measure: setup ## measure the drafters that come with the default model; tables and figure in results/training (half an hour)
 	$(RUN) -m specbench experiment=trained
 	$(RUN) -m specbench experiment=trained sampling=t1
+	$(RUN) -m specbench -m experiment=trained k=1,2,3 'k_of={medusa:$${k},dflash:$${k},dspark:$${k}}' dataset.limit=16 profile=0
 	@$(RUN) scripts/training_report.py results/training/runs --cards drafters/pretrained/smollm2 --out results/training
 
 bench-engine: setup .venv-vllm/.ready .venv-openvino/.ready ## plain decoding against other engines (half an hour, 4 GB of packages)

@@ -2,7 +2,8 @@
 
     python scripts/training_report.py results/training/runs --cards drafters/pretrained/smollm2 --out results/training
 
-Writes table.md, with a table per setting of the runs, and acceptance.png and .pdf of the first.
+Writes table.md, with a table per setting of the runs, and acceptance.png and .pdf of the first. With --sizes, folders
+of checkpoints of one family that differ in how long they learned, scaling.md, .png and .pdf as well.
 """
 
 import argparse
@@ -35,6 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="record folders, or folders that hold some")
     parser.add_argument("--cards", type=Path, required=True, help="folder with a folder for each trained drafter")
+    parser.add_argument(
+        "--sizes", nargs="*", type=Path, default=[], help="checkpoints of one family, by size of training"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     arguments = parser.parse_args()
     try:
@@ -53,6 +57,35 @@ def main() -> None:
     expected = {name: validation(found, first[0])["acceptance"] for name, found in cards.items()}
     for file in plots.acceptance_by_position(first, expected, arguments.out / "acceptance"):
         print(file)
+    if arguments.sizes:
+        for file in scaling([card.read(folder) for folder in arguments.sizes], arguments.out):
+            print(file)
+
+
+def scaling(cards: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
+    """A table and a figure of what more training brought one family."""
+    cards = sorted(cards, key=lambda found: found["progress"]["tokens"])
+    families = {found["family"] for found in cards}
+    if len(families) > 1:
+        sys.exit(f"training_report: --sizes are of one family, not of {', '.join(sorted(families))}")
+    kinds = list(cards[0]["validation"])
+    columns = ("positions learned from", "minutes", *(f"tokens/pass, {kind}" for kind in kinds), f"joint, {kinds[0]}")
+    lines = [
+        f"{families.pop()}, k={cards[0]['k']}, held-out replies",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---:|---:" + "|---:" * len(kinds) + "|---|",
+    ]
+    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for found in cards:
+        tokens, each = found["progress"]["tokens"], [found["validation"][kind] for kind in kinds]
+        for kind, v in zip(kinds, each, strict=True):
+            points[kind].append((tokens, v["tokens_per_pass"]))
+        joint = " ".join(f"{share:.3f}" for share in each[0]["acceptance"])
+        numbers = " | ".join(f"{v['tokens_per_pass']:.2f}" for v in each)
+        lines.append(f"| {tokens:,} | {found['progress']['seconds'] / 60:.1f} | {numbers} | {joint} |")
+    (out / "scaling.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [out / "scaling.md", *plots.scaling(cards[0]["family"], points, out / "scaling")]
 
 
 def validation(found: Mapping[str, Any], run: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -94,6 +94,24 @@ def acceptance_by_position(runs: Sequence[Run], expected: Mapping[str, Sequence[
         return _save(figure, path)
 
 
+def scaling(family: str, points: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> list[Path]:
+    """Tokens per verify pass against the positions that a drafter has learned from, a line for each kind of text.
+    Written as ``path`` with each of ``FORMATS``; returns the files."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(4.2, 3.0), layout="constrained")
+        for (name, found), line in zip(points.items(), ("-", "--", ":"), strict=False):
+            colour = COLOURS.get(family, OTHER)
+            axis.plot(
+                *zip(*sorted(found), strict=True), marker="o", markersize=3, color=colour, linestyle=line, label=name
+            )
+        axis.set_xscale("log")
+        axis.set_xlabel("positions learned from")
+        axis.set_ylabel("tokens per verify pass")
+        axis.legend(frameon=False, fontsize=7)
+        figure.suptitle(f"{family}, held-out replies", fontsize=9)
+        return _save(figure, path)
+
+
 def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:
     """The free-lunch curve of what scripts/verify_cost.py found: time of a pass against tokens per row, a line per
     batch size, with the time that memory or arithmetic alone would take; and the acceptance that breaks even against

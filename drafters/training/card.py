@@ -55,6 +55,8 @@ def in_words(card: Mapping[str, Any]) -> str:
         for name, v in found.items()
     )
     minutes = card["progress"]["seconds"] / 60
+    planned = [length["minutes"] for length in card["progress"]["extended"] if length["minutes"] is not None]
+    first = f" (at first {' and '.join(f'{m:g}' for m in planned)} were planned)" if planned else ""
     return f"""# {card["family"]} for {card["target"]["name"]}
 
 Drafts {card["k"]} tokens a round. {card["parameters"]:,} parameters of its own; the output head is rows of the target's
@@ -62,7 +64,7 @@ for {card["vocabulary"]} tokens, which are {card["coverage"]:.1%} of what the he
 
 Trained on a share of {card["settings"]["share"]:g} of the data, which hold {data["reply_tokens"]:,} reply tokens of the
 target's own (table SHA-256 `{data["table_sha256"][:16]}…`),
-{card["progress"]["tokens"]:,} positions in {card["progress"]["step"]:,} steps and {minutes:.0f} minutes on
+{card["progress"]["tokens"]:,} positions in {card["progress"]["step"]:,} steps and {minutes:.0f} minutes{first} on
 {card["made_by"]["machine"]["cpu"] if "gpu" not in card["made_by"]["machine"] else card["made_by"]["machine"]["gpu"]}:
 
     {" ".join(card["made_by"]["command"])}
