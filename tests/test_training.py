@@ -2041,3 +2041,45 @@ def test_rows_that_the_target_does_not_have_are_refused(tmp_path, llama):
     save_file({**tensors, "d2t": tensors["d2t"] + 500}, file)
     with pytest.raises(ConfigError, match="d2t names tokens that tiny-llama does not have"):
         Eagle(checkpoint=str(tmp_path / "head")).build(llama)
+
+
+# the report
+
+
+def test_the_report_says_what_training_came_to_and_what_more_of_it_brings(
+    checkpoints, data_home, tmp_path, monkeypatch
+):
+    spec = importlib.util.spec_from_file_location("report", PROJECT / "scripts" / "training_report.py")
+    report = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(report)
+    file = write_prompts(tmp_path / "prompts.jsonl", TEXTS)
+    given = ["dataset=jsonl", f"dataset.path={file}", "max_new_tokens=8", "profile=0", f"results_dir={tmp_path}/runs"]
+    asked = [
+        "drafter=medusa",
+        f"k={card.read(checkpoints / 'medusa' / 'checkpoint')['k']}",
+        f"drafter.checkpoint={checkpoints / 'medusa' / 'checkpoint'}",
+    ]
+    assert __main__.main([*CONFIGURED, *asked, *given]) == 0
+    cards = tmp_path / "cards"
+    shutil.copytree(checkpoints / "medusa" / "checkpoint", cards / "medusa")
+    shutil.copytree(cards / "medusa", tmp_path / "longer")
+    longer = card.read(tmp_path / "longer")
+    longer["progress"]["tokens"] *= 10
+    longer["validation"]["temperature 0"]["tokens_per_pass"] = 3.21
+    (tmp_path / "longer" / card.CARD).write_text(json.dumps(longer))
+    sizes = ["--sizes", str(tmp_path / "longer"), str(cards / "medusa")]
+    monkeypatch.setattr(
+        sys, "argv", ["report", f"{tmp_path}/runs", "--cards", str(cards), "--out", f"{tmp_path}/out", *sizes]
+    )
+    report.main()
+    found = card.read(cards / "medusa")
+    line = next(line for line in (tmp_path / "out/table.md").read_text().splitlines() if line.startswith("| medusa |"))
+    assert f"| {found['validation']['temperature 0']['tokens_per_pass']:.2f} |" in line
+    assert f"| {found['progress']['tokens'] / 1e6:.2f} M |" in line
+    small, large = (tmp_path / "out/scaling.md").read_text().splitlines()[-2:]
+    assert small.startswith(f"| {found['progress']['tokens']:,} |")
+    assert large.startswith(f"| {10 * found['progress']['tokens']:,} |")
+    assert "| 3.21 |" in large
+    for name in ("acceptance", "scaling"):
+        for form in ("png", "pdf"):
+            assert (tmp_path / "out" / f"{name}.{form}").stat().st_size > 1000
