@@ -1,8 +1,11 @@
 """Where the time of a round goes: some of the measured prompts once more, with a clock between the parts of a round.
 
 Host and device wait for each other at each reading of that clock, so these rounds may be longer than those of the
-headline, and neither stand in for the other. Shorter drafts are timed as well, on fewer tokens: they say what each
-position of a draft costs, and what another k would have given.
+headline, and neither stand in for the other. Shorter drafts are timed as well: they say what each position of a draft
+costs, and what another k would have given.
+
+A machine changes its speed for seconds at a time. So all is timed in slices of a few rounds: in each, all methods
+take their turn, and plain decoding, by which the others' seconds of that slice are measured.
 """
 
 from collections.abc import Sequence
@@ -17,43 +20,44 @@ from specbench.decoding import PARTS, decode
 from specbench.model import CausalLM
 from specbench.prediction import Costs
 
-BRIEF = 24  # new tokens on which drafts shorter than k are timed
+BRIEF = 12  # new tokens of each text in a slice
 TRIM = 0.05  # share of the rounds left out at each end of a mean: hiccups of the machine
 
 
 def profile(
     target: CausalLM, batches: Sequence[Sequence[Turn]], arms: Sequence[Arm], settings: Settings
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Exception]]:
-    """Rounds of each arm, by name: columns k, batch, round, rows, and the seconds of each of PARTS; and the errors of
+    """Rounds of each arm, by name: columns slice, k, round, rows, and the seconds of each of PARTS; and the errors of
     those that failed, which have no rounds.
 
-    arms: the baseline first. Within a batch they take turns, as when they are measured.
+    arms: the baseline first. Of each batch there are two slices: one with drafts of the arm's own length, and one with
+    shorter ones, each length in its turn.
     """
     found: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
     failures: dict[str, Exception] = {}
     brief = replace(settings, stop=replace(settings.stop, max_new_tokens=min(BRIEF, settings.stop.max_new_tokens)))
     for arm in arms:
         arm.drafter.reset()
-    for number, members in enumerate(batches):
-        for arm in in_turns(arms, number):
+    for slice_ in range(2 * len(batches)):
+        number, shorter = divmod(slice_, 2)
+        for arm in in_turns(arms, slice_):
             if arm.name in failures:
                 continue
+            k = 1 + number % (arm.k - 1) if shorter and arm.k > 1 else arm.k
             try:
-                for k in range(arm.k, 0, -1) if arm.k else (0,):
-                    asked = settings if k == arm.k else brief
-                    found[arm.name] += _rounds(target, arm, k, number, members, asked, arms[0])
+                found[arm.name] += _rounds(target, arm, k, slice_, batches[number], brief, arms[0])
             except Exception as error:  # what it was measured to do stands all the same
                 failures[arm.name] = error.with_traceback(None)
     return {name: pd.DataFrame(rows) for name, rows in found.items() if rows and name not in failures}, failures
 
 
 def _rounds(
-    target: CausalLM, arm: Arm, k: int, batch: int, members: Sequence[Turn], settings: Settings, baseline: Arm
+    target: CausalLM, arm: Arm, k: int, slice_: int, members: Sequence[Turn], settings: Settings, baseline: Arm
 ) -> list[dict[str, Any]]:
     requests = requests_of(arm, members, baseline)
     steps = decode(target, arm.drafter, requests, k, settings.sampling, settings.seed, settings.stop, split=True)
     return [
-        {"k": k, "batch": batch, "round": step.round, "rows": len(step.rows), **step.parts}
+        {"slice": slice_, "k": k, "round": step.round, "rows": len(step.rows), **step.parts}
         for step in steps
         if step.parts is not None
     ]
@@ -68,15 +72,19 @@ def shares(rounds: pd.DataFrame, k: int) -> dict[str, float]:
 def costs(rounds: pd.DataFrame, plain: pd.DataFrame, k: int) -> Costs:
     """What an arm that drafts ``k`` tokens pays, of its ``rounds`` and those of ``plain`` decoding.
 
-    A round's seconds are means over rounds, as the headline's are sums, without the longest and shortest twentieth.
+    Seconds are those of a machine at its mean speed: those of a slice are scaled by how fast plain decoding was in it.
+    They are means over rounds, as the headline's are sums, without the longest and shortest twentieth.
     """
-    of = {n: rounds[rounds["k"] == n] for n in sorted(rounds["k"].unique()) if n}
-    rest = _mean(of[k]["accept"] + of[k]["bookkeeping"]) if k else 0.0
+    whole = plain[list(PARTS)].sum(axis=1)
+    steady = _mean(whole)
+    pace = steady / whole.groupby(plain["slice"]).agg(_mean)
+    ours, theirs = (table[list(PARTS)].mul(table["slice"].map(pace), axis=0) for table in (rounds, plain))
+    of = {int(n): ours[rounds["k"] == n] for n in sorted(rounds["k"].unique()) if n}
     return Costs(
-        plain=_mean(plain[list(PARTS)].sum(axis=1)),
-        passes={1: _mean(plain["verify"]), **{int(n) + 1: _mean(found["verify"]) for n, found in of.items()}},
-        drafts={int(n): _mean(found["draft"]) for n, found in of.items()},
-        rest=rest,
+        plain=steady,
+        passes={1: _mean(theirs["verify"]), **{n + 1: _mean(found["verify"]) for n, found in of.items()}},
+        drafts={n: _mean(found["draft"]) for n, found in of.items()},
+        rest=_mean(of[k]["accept"] + of[k]["bookkeeping"]) if k else 0.0,
     )
 
 

@@ -3,7 +3,7 @@
     <results_dir>/<id>/run.json         what was asked, by what, on what; the metrics; or why it failed
                        steps.parquet    a row per (arm, round, prompt), prefill as round 0
                        prompts.parquet  a row per prompt: text in, both replies, verdict
-                       rounds.parquet   a row per (arm, k, round) of the profiling pass: seconds of each part
+                       rounds.parquet   a row per (arm, slice, round) of the profiling pass: seconds of each part
 
 Everything shown anywhere is computed from these files.
 """

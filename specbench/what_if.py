@@ -25,7 +25,7 @@ def costs_of(run: Mapping[str, Any]) -> Costs:
     model = run["model"] if run["status"] == "ok" else None
     if model is None:
         raise ConfigError(
-            f"run {run['id']} was not profiled, so what its drafts cost is not known; run it again with profile=4"
+            f"run {run['id']} was not profiled, so what its drafts cost is not known; run it again with profile=8"
         )
     passes = {int(n): seconds for n, seconds in model["pass_seconds"].items()}
     drafts = {int(k): seconds for k, seconds in model["draft_seconds"].items()}

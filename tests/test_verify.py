@@ -13,7 +13,7 @@ from drafters.ngram import NGram
 from drafters.oracle import Oracle
 from drafters.small_lm import SmallLM
 from specbench import compare as compare_module
-from specbench import record, verify
+from specbench import profiling, record, verify
 from specbench.comparison import Arm, Settings
 from specbench.prompts import Conversation, PromptSet
 from specbench.runner import Cell, Plan, run
@@ -158,10 +158,30 @@ def test_shares_of_a_round_sum_to_one_and_every_k_is_predicted(home):
         assert found["residual"] == pytest.approx(run_json["metrics"]["speedup"] / found["predicted_speedup"] - 1)
 
 
-def test_the_profile_is_of_prompts_that_were_measured(home):
+def test_every_draft_length_is_timed_in_slices_that_all_share(home):
     rounds = pd.read_parquet(home / "greedy" / "ngram" / record.ROUNDS)
-    assert rounds.groupby("arm")["batch"].nunique().to_dict() == {"baseline": 2, "method": 2}
-    assert set(rounds.loc[rounds["arm"] == "method", "k"]) == {1, 2, 3}
+    assert rounds.groupby("arm")["slice"].nunique().to_dict() == {"baseline": 4, "method": 4}
+    ours = rounds[rounds["arm"] == "method"].groupby("slice")["k"].agg(set).to_dict()
+    assert ours == {0: {3}, 1: {1}, 2: {3}, 3: {2}}
+
+
+def test_costs_are_those_of_a_machine_at_its_mean_speed():
+    """In the second slice all takes twice as long: that says nothing of the method."""
+
+    def rounds(slice_, k, draft, verify):
+        return pd.DataFrame(
+            [{"slice": slice_, "k": k, "draft": draft, "verify": verify, "accept": 0.1, "bookkeeping": 0.1}] * 10
+        )
+
+    plain = pd.concat([rounds(0, 0, 0.0, 0.8), rounds(1, 0, 0.0, 1.6)])
+    plain.loc[plain["slice"] == 1, ["accept", "bookkeeping"]] = 0.2
+    ours = pd.concat([rounds(0, 2, 0.4, 1.0), rounds(1, 1, 0.4, 1.8)])
+    found = profiling.costs(ours, plain, 2)
+    assert found.plain == pytest.approx(1.5)
+    assert found.drafts == pytest.approx({2: 0.4 * 1.5, 1: 0.4 * 0.75})
+    assert found.passes == pytest.approx({1: 0.8 * 1.5, 3: 1.0 * 1.5, 2: 1.8 * 0.75})
+    assert found.rest == pytest.approx(0.2 * 1.5)
+    assert sum(profiling.shares(ours, 2).values()) == pytest.approx(1)
 
 
 def test_without_a_profile_nothing_is_predicted(tmp_path):
@@ -173,7 +193,7 @@ def test_without_a_profile_nothing_is_predicted(tmp_path):
 
 def test_a_drafter_that_cannot_be_profiled_is_measured_all_the_same(tmp_path):
     class Tired(NGram):
-        """Works at the k it is measured with, and at no other."""
+        """Works at the length it is measured with, and at no other."""
 
         def propose(self, batch, k):
             if k == 1:

@@ -112,4 +112,4 @@ def test_a_run_without_a_profile_says_how_to_get_one(run, curve, capsys):
     path = run / record.RUN
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model": None}))
     assert what_if.main([str(run), str(curve)]) == 2
-    assert "run it again with profile=4" in said(capsys)
+    assert "run it again with profile=8" in said(capsys)
