@@ -243,15 +243,20 @@ def test_pairing_takes_away_what_prompts_share():
     """Two methods that differ by a tenth on every prompt, prompts that differ tenfold: the difference is certain."""
 
     def steps(factor):
-        rows = []
-        for unit, seconds in enumerate([1.0, 2.0, 4.0, 10.0] * 3):
-            for arm, each in (("baseline", seconds), ("method", factor * seconds * (0.5 if unit % 2 else 0.2))):
-                for round_ in (0, 1):
-                    rows.append(
-                        {"arm": arm, "unit": unit, "batch": unit, "round": round_, "uid": f"p{unit}", "committed": 1,
-                         "seconds": each}
-                    )  # fmt: skip
-        return pd.DataFrame(rows)
+        return pd.DataFrame(
+            {
+                "arm": arm,
+                "unit": unit,
+                "batch": unit,
+                "round": round_,
+                "uid": f"p{unit}",
+                "committed": 1,
+                "seconds": seconds if arm == "baseline" else factor * seconds * (0.5 if unit % 2 else 0.2),
+            }
+            for unit, seconds in enumerate([1.0, 2.0, 4.0, 10.0] * 3)
+            for arm in ("baseline", "method")
+            for round_ in (0, 1)
+        )
 
     found = compare_module.compare(steps(1.0), steps(1.1))
     assert found["speedup"] == pytest.approx(1.1)
