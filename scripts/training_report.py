@@ -47,6 +47,7 @@ def main() -> None:
         sys.exit(f"training_report: {error}")
     cards = {path.parent.name: card.read(path.parent) for path in sorted(arguments.cards.glob(f"*/{card.CARD}"))}
     groups = tables.by_setting(tables.in_order([run for run in runs if run["status"] == "ok"]))
+    groups.sort(key=lambda group: (group[0]["config"]["sampling"]["temperature"], -group[0]["prompts"]["turns"]))
     if not groups or not cards:
         sys.exit("training_report: there is no finished run, or no card; see --help")
     arguments.out.mkdir(parents=True, exist_ok=True)

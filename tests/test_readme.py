@@ -68,3 +68,11 @@ def test_the_table_is_that_of_the_reference_results(folder):
     rows = [line for line in first.splitlines() if line.startswith("|")]
     assert len(rows) > 3
     assert all(row in README for row in rows)
+
+
+@pytest.mark.parametrize("file", ["table.md", "scaling.md"])
+def test_the_tables_of_training_are_those_of_its_results(file):
+    rows = [line for line in (PROJECT / "results/training" / file).read_text().splitlines() if line.startswith("|")]
+    page = (PROJECT / "docs/training.md").read_text(encoding="utf-8")
+    assert len(rows) > 3
+    assert all(row in page for row in rows)
