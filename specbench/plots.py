@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from specbench import cost
-from specbench.tables import Run, flags, labels, title
+from specbench.tables import Run, labels, title
 
 # Okabe-Ito, readable with colour-blindness; a family keeps its colour in every figure
 COLOURS = {
@@ -68,7 +68,7 @@ def speedup_by_drafter(runs: Sequence[Run], path: Path) -> list[Path]:
         axes[0].set_yticks(range(len(runs)), names)
         axes[0].invert_yaxis()
         figure.suptitle(" · ".join(title(runs)), fontsize=8)
-        figure.supxlabel("\n".join(["whiskers: 95 % bootstrap interval over prompts", *_flags(runs)]), **FOOTNOTE)
+        figure.supxlabel("\n".join(["whiskers: 95 % bootstrap interval over prompts", *_flags(runs, 110)]), **FOOTNOTE)
         return _save(figure, path)
 
 
@@ -84,13 +84,13 @@ def acceptance_by_position(runs: Sequence[Run], expected: Mapping[str, Sequence[
             axis.plot(range(1, len(found) + 1), found, linestyle="--", linewidth=0.9, color=_colour(run))
         axis.set_xlabel("position in the draft")
         axis.set_ylabel("share of rounds accepted up to it")
-        axis.set_ylim(0, 1)
+        axis.set_ylim(bottom=0)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.legend(frameon=False, fontsize=7)
-        figure.suptitle(" · ".join(title(runs)), fontsize=7)
+        figure.suptitle("\n".join(textwrap.wrap(" · ".join(title(runs)), 80)), fontsize=7)
         if expected:
             dashed = "dashed: on held-out replies of the training data"
-            figure.supxlabel("\n".join([dashed, *_flags(runs)]), **FOOTNOTE)
+            figure.supxlabel("\n".join([dashed, *_flags(runs, 75)]), **FOOTNOTE)
         return _save(figure, path)
 
 
@@ -105,7 +105,10 @@ def scaling(family: str, points: Mapping[str, Sequence[tuple[float, float]]], pa
                 *zip(*sorted(found), strict=True), marker="o", markersize=3, color=colour, linestyle=line, label=name
             )
         axis.set_xscale("log")
-        axis.set_xlabel("positions learned from")
+        axis.set_xticks([tokens for tokens, _ in next(iter(points.values()))])
+        axis.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1e6:.2g}")
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_xlabel("positions learned from (millions)")
         axis.set_ylabel("tokens per verify pass")
         axis.legend(frameon=False, fontsize=7)
         figure.suptitle(f"{family}, held-out replies", fontsize=9)
@@ -160,10 +163,14 @@ def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:
         return _save(figure, path)
 
 
-def _flags(runs: Sequence[Run]) -> list[str]:
-    """A line that names the flags of the runs, if there are any."""
-    named = [flag.partition(":")[0] for flag in flags(runs)]
-    return textwrap.wrap(f"flags: {'; '.join(named)}", 100) if named else []
+def _flags(runs: Sequence[Run], width: int) -> list[str]:
+    """Lines, of so many characters, that name the flags of the runs and whom they are about, if that is not all."""
+    told: dict[str, list[str]] = {}
+    for run, label in zip(runs, labels(runs), strict=True):
+        for flag in dict.fromkeys(flag["flag"] for flag in run["flags"]):
+            told.setdefault(flag, []).append(label)
+    named = [flag if len(who) == len(runs) else f"{flag} ({', '.join(who)})" for flag, who in told.items()]
+    return textwrap.wrap(f"flags: {'; '.join(named)}", width) if named else []
 
 
 def _bar(axis: Axes, y: int, value: float | None, interval: list[float] | None, colour: str) -> None:
