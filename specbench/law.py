@@ -1,7 +1,7 @@
 """Does sampled text have the target's law? A test of each run, where drafts were sampled and equality says nothing.
 
-The replies are decoded once more, with the laws q that the drafts were drawn from, and re-scored by the target alone in
-one pass each: p, the law of the next token at every place. Whatever the draft and whatever was accepted, the token x
+The replies are decoded once more, with the laws q that the drafts were drawn from, and re-scored by the target
+alone: p, the law of the next token at every place. Whatever the draft and whatever was accepted, the token x
 that comes out at place i of a round is drawn from p if the method is lossless. So each of these has a known mean and
 variance under p, and their sums over places, less their means, are a martingale:
 
@@ -34,6 +34,7 @@ from specbench.verification import Draft, Verdict
 LEVEL = 0.001  # chance of blaming an honest method
 POWER = 0.95  # chance of noticing an error of the size that is stated
 FEWEST = 100  # places below which nothing is said
+AT_ONCE = 64  # tokens whose logits are held at a time
 
 
 @dataclass
@@ -189,21 +190,28 @@ def _weigh(
     """Add the places of one reply."""
     reply = [token for found in rounds for token in found.tokens]
     text = torch.tensor([*request.tokens, *reply], device=target.device)
-    first = len(request.tokens)
-    cache = target.new_cache(1, len(text))
-    logits = target.forward(text[None, :-1], cache, row=0).logits[0, first - 1 :]
-    place = 0
+    seen = None
+    if sampling.needs_history:
+        seen = torch.zeros(1, target.vocab_size, dtype=torch.bool, device=target.device)
+        seen[0, text[: len(request.tokens)]] = True
+    logits = _rescore(target, text, len(request.tokens))
     for found in rounds:
         for i, token in enumerate(found.tokens):
-            seen = None
-            if sampling.needs_history:
-                seen = torch.zeros(1, target.vocab_size, dtype=torch.bool, device=target.device)
-                seen[0, text[: first + place]] = True
-            law = sampling.law(logits[place : place + 1], seen)[0].double()
+            law = sampling.law(next(logits)[None], seen)[0].double()
             drafted_from = found.laws[i].double() if found.laws is not None and i < len(found.laws) else None
             kept = i < found.accepted
             _judge(law, token, drafted_from, kept, float(chance.random()), evidence, target.dtype == torch.float32)
-            place += 1
+            if seen is not None:
+                seen[0, token] = True
+
+
+def _rescore(target: CausalLM, text: Tensor, prompt: int) -> Iterator[Tensor]:
+    """The target's logits [V] at each place of a reply, which follows the first ``prompt`` tokens of ``text``."""
+    cache = target.new_cache(1, len(text))
+    yield target.prefill(text[:prompt], cache, 0).logits[0, -1]
+    for chunk in text[prompt:-1].split(AT_ONCE):
+        yield from target.forward(chunk[None], cache, row=0).logits[0]
+        cache.advance(torch.tensor(len(chunk)), row=0)
 
 
 def _judge(p: Tensor, token: int, q: Tensor | None, kept: bool, u: float, evidence: Evidence, exact: bool) -> None:
@@ -231,11 +239,12 @@ def _judge(p: Tensor, token: int, q: Tensor | None, kept: bool, u: float, eviden
 
 @torch.inference_mode()
 def surprise(target: CausalLM, texts: Sequence[Sequence[int]]) -> float | None:
-    """Nats by which a token of the ``texts`` surprises the target, on average; None if none has a second token."""
+    """Nats by which one of the first tokens of the ``texts`` surprises the target, on average; None if none has a
+    second token."""
     total, places = 0.0, 0
     for text in texts:
         if len(text) > 1:
-            tokens = torch.tensor(text, device=target.device)
+            tokens = torch.tensor(text[: 1 + AT_ONCE], device=target.device)
             logits = target.forward(tokens[None, :-1], target.new_cache(1, len(text)), row=0).logits[0].float()
             total += torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum").item()
             places += len(text) - 1
