@@ -31,7 +31,7 @@ def _question(run: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     config, target, sampling = run["config"], run["target"], run["config"]["sampling"]
     law = {name: value for name, value in sampling.items() if not name.startswith("_")}
     rules = {name: config[name] for name in ("max_new_tokens", "stop", "seed")}
-    precision = target["dtype"] if target["quant"] is None else f"{target['dtype']} with {target['quant']} weights"
+    precision = tables.precision(target)
     dataset = run["dataset"]
     return {
         "prompts": (f"{dataset['name']} {dataset['sha256'][:10]}", dataset["sha256"]),

@@ -184,7 +184,10 @@ class SecondLook:
 
 def _look_again(plan: Plan, baseline: Arm, arms: Sequence[Arm], outcome: Outcome) -> SecondLook:
     settings, found = plan.settings, SecondLook()
-    found.surprise = law.surprise(plan.target, [turn.request.tokens for turn in outcome.turns[:SURPRISES]])
+    try:
+        found.surprise = law.surprise(plan.target, [turn.request.tokens for turn in outcome.turns[:SURPRISES]])
+    except Exception:  # a doubt that cannot be looked into costs no measurement
+        log.debug("how the prompts surprise the target could not be seen", exc_info=True)
     sound = [arm for arm in arms if arm.error is None]
     some = _spread(outcome.batches, plan.profiled)
     if some:

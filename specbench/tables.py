@@ -39,7 +39,7 @@ def setting(run: Run) -> tuple[str, ...]:
     prompts = f"{counted['turns']} prompts of {run['dataset']['name']}" if counted else run["dataset"]["name"]
     return (
         run["target"]["name"],
-        f"{_precision(run['target'])} on {run['target']['device']}",
+        f"{precision(run['target'])} on {run['target']['device']}",
         prompts,
         law,
         f"{config['max_new_tokens']} new tokens",
@@ -47,7 +47,8 @@ def setting(run: Run) -> tuple[str, ...]:
     )
 
 
-def _precision(target: Mapping[str, Any]) -> str:
+def precision(target: Mapping[str, Any]) -> str:
+    """Of a target as a record describes it, in words."""
     return target["dtype"] if target.get("quant") is None else f"{target['dtype']} with {target['quant']} weights"
 
 
@@ -59,7 +60,7 @@ def by_setting(runs: Sequence[Run]) -> list[list[Run]]:
         config, target, origin = run["config"], run["target"], run["provenance"]
         shared = {name: config[name] for name in ("sampling", "max_new_tokens", "batch_size", "stop", "seed")}
         same = [origin["code_sha256"], origin["packages"], origin["machine"], run["dataset"]["sha256"]]
-        key = str([shared, target["files"], _precision(target), target["device"], target.get("engine"), *same])
+        key = str([shared, target["files"], precision(target), target["device"], target.get("engine"), *same])
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 
