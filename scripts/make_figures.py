@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from specbench import plots, record, tables
+from specbench import plots, results, tables
 from specbench.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     arguments = parser.parse_args()
     try:
-        runs = [record.read(folder) for folder in record.find(arguments.runs)]
+        runs = results.runs(arguments.runs)
     except ConfigError as error:
         sys.exit(f"make_figures: {error}")
     groups = tables.by_setting(tables.in_order(runs))

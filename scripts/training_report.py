@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drafters.training import card
-from specbench import plots, record, tables
+from specbench import plots, results, tables
 from specbench.errors import ConfigError
 
 COLUMNS = (
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     arguments = parser.parse_args()
     try:
-        runs = [record.read(folder) for folder in record.find(arguments.runs)]
+        runs = results.runs(arguments.runs)
     except ConfigError as error:
         sys.exit(f"training_report: {error}")
     cards = {path.parent.name: card.read(path.parent) for path in sorted(arguments.cards.glob(f"*/{card.CARD}"))}

@@ -15,22 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from specbench import cost
+from specbench.families import COLOURS, OTHER, colour
 from specbench.tables import Run, labels, title
 
-# Okabe-Ito, readable with colour-blindness; a family keeps its colour in every figure
-COLOURS = {
-    "none": "#999999",
-    "ngram": "#E69F00",
-    "suffix": "#D55E00",
-    "small_lm": "#56B4E9",
-    "eagle": "#0072B2",
-    "mtp": "#009E73",
-    "medusa": "#F0E442",
-    "dflash": "#CC79A7",
-    "dspark": "#882255",
-    "oracle": "#333333",
-}
-OTHER = "#777777"
 STYLE: Any = {
     "figure.dpi": 150,
     "font.size": 9,
@@ -58,7 +45,7 @@ def speedup_by_drafter(runs: Sequence[Run], path: Path) -> list[Path]:
         for axis, (metric, interval, label) in zip(axes, panels, strict=True):
             for y, run in enumerate(runs):
                 if run["status"] == "ok":
-                    _bar(axis, y, run["metrics"][metric], run["metrics"][interval], _colour(run))
+                    _bar(axis, y, run["metrics"][metric], run["metrics"][interval], colour(run))
                 else:
                     axis.annotate("failed", (0, y), xytext=(4, 0), textcoords="offset points", va="center", color="red")
             axis.axvline(1, color="#444444", linewidth=0.8, linestyle="--")
@@ -79,9 +66,9 @@ def acceptance_by_position(runs: Sequence[Run], expected: Mapping[str, Sequence[
         figure, axis = plt.subplots(figsize=(4.6, 3.2), layout="constrained")
         for label, run in zip(labels(runs), runs, strict=True):
             joint = run["metrics"]["acceptance_by_position"]["joint"]
-            axis.plot(range(1, len(joint) + 1), joint, marker="o", markersize=3, color=_colour(run), label=label)
+            axis.plot(range(1, len(joint) + 1), joint, marker="o", markersize=3, color=colour(run), label=label)
             found = expected.get(run["drafter"]["name"], ())
-            axis.plot(range(1, len(found) + 1), found, linestyle="--", linewidth=0.9, color=_colour(run))
+            axis.plot(range(1, len(found) + 1), found, linestyle="--", linewidth=0.9, color=colour(run))
         axis.set_xlabel("position in the draft")
         axis.set_ylabel("share of rounds accepted up to it")
         axis.set_ylim(bottom=0)
@@ -100,9 +87,9 @@ def scaling(family: str, points: Mapping[str, Sequence[tuple[float, float]]], pa
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(4.2, 3.0), layout="constrained")
         for (name, found), line in zip(points.items(), ("-", "--", ":"), strict=False):
-            colour = COLOURS.get(family, OTHER)
+            own = COLOURS.get(family, OTHER)
             axis.plot(
-                *zip(*sorted(found), strict=True), marker="o", markersize=3, color=colour, linestyle=line, label=name
+                *zip(*sorted(found), strict=True), marker="o", markersize=3, color=own, linestyle=line, label=name
             )
         axis.set_xscale("log")
         axis.set_xticks([tokens for tokens, _ in next(iter(points.values()))])
@@ -180,10 +167,6 @@ def _bar(axis: Axes, y: int, value: float | None, interval: list[float] | None, 
     axis.barh(y, value, height=0.62, color=colour, xerr=spread, error_kw={"elinewidth": 1, "capsize": 2.5})
     end = value if interval is None else max(value, interval[1])
     axis.annotate(f"{value:.2f}", (end, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
-
-
-def _colour(run: Run) -> str:
-    return COLOURS.get(run["drafter"]["name"], OTHER)
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
