@@ -27,10 +27,9 @@ TRAINED := results/training/SmolLM2-135M-Instruct
 train: setup ## train all drafters of the default model anew, on the data that come with it, on equal terms (hours; goes on where it was)
 	$(RUN) scripts/train_all.py experiment=train_default --out $(TRAINED)
 
-train-measure: setup ## measure the drafters that come with the default model; tables and figure in results/training (half an hour)
+train-measure: setup ## measure the drafters that come with the default model; tables and figure in results/training (20 minutes)
 	$(RUN) -m specbench experiment=trained
 	$(RUN) -m specbench experiment=trained sampling=t1
-	$(RUN) -m specbench -m experiment=trained k=1,2,3 'k_of={medusa:$${k},dflash:$${k},dspark:$${k}}' dataset.limit=16 profile=0
 	@$(RUN) scripts/training_report.py results/training/runs --cards drafters/pretrained/smollm2 --out results/training
 
 bench-engine: setup .venv-vllm/.ready .venv-openvino/.ready ## plain decoding against other engines (half an hour, 4 GB of packages)
@@ -71,8 +70,5 @@ check: setup ## lint, format and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-reproduce: setup ## README's numbers and figures from scratch, into results/reproduce (other engines: bench-engine)
-	$(RUN) -m specbench experiment=quick results_dir=results/reproduce/quick
-	@$(RUN) scripts/make_tables.py results/reproduce/quick --out results/reproduce
-	@$(RUN) scripts/make_figures.py results/reproduce/quick --out results/reproduce
-	$(RUN) scripts/verify_cost.py out=results/reproduce/verify_cost
+reproduce: setup ## every table and figure of README and docs from scratch, into results/reproduce (an hour; quick=1: a quarter of it)
+	$(RUN) scripts/reproduce.py $(if $(quick),--quick)

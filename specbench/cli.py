@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,42 +35,69 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How the work of one configuration ended: its exit code, and what came of it, None where it raised."""
+
+    code: int
+    found: Any = None
+
+
+class Job:
+    """The work, done for one configuration after another; of a sweep, maybe in other processes. ``ended``: how it went
+    here, and wherever a sweeper says so."""
+
+    def __init__(self, work: Callable[[DictConfig], Any], settings: Sequence[str], failed: Callable[[Any], bool]):
+        self._work, self._settings, self._failed = work, settings, failed
+        self.ended: list[Ended] = []
+
+    def __call__(self, cfg: DictConfig) -> Ended:
+        """Called by Hydra, for each configuration."""
+        quiet()  # this may be another process
+        self.ended.append(self._do(cfg))
+        return self.ended[-1]
+
+    def refuse(self, error: Exception) -> Ended:
+        """A wrong question, in a line."""
+        return Ended(fail(explain(error, self._settings), BAD_CONFIG))
+
+    def _do(self, cfg: DictConfig) -> Ended:
+        # caught here as well as below: of a sweep the other cells go on, and Hydra adds no words of its own
+        try:
+            found = self._work(cfg)
+            return Ended(FAILED if self._failed(found) else OK, found)
+        except RunError as error:
+            return Ended(fail(str(error), FAILED))
+        except WRONG_QUESTION as error:
+            return self.refuse(error)
+        except Exception:  # a bug, ours or a drafter's: say where, and let a sweep go on
+            err.print_exception()
+            return Ended(FAILED)
+
+
 def run_command(
     config: str,
-    work: Callable[[DictConfig], object],
+    work: Callable[[DictConfig], Any],
     settings: Sequence[str] = (),
     arguments: Sequence[str] | None = None,
+    failed: Callable[[Any], bool] = bool,
 ) -> int:
     """Do ``work`` with the configuration of that name in conf/, as often as a sweep asks for; returns the exit code.
 
-    ``work`` returns something true if it failed, having said why. ``settings``: names to suggest for a wrong one.
-    ``arguments``: those of the command line, None for the process's own.
+    ``failed`` of what ``work`` returns: whether it failed, having said why. ``settings``: names to suggest for a wrong
+    one. ``arguments``: those of the command line, None for the process's own.
     """
     if arguments is not None:
         sys.argv[1:] = arguments
     quiet()
-    codes: list[int] = []
-
-    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config)
-    def task(cfg: DictConfig) -> None:
-        # caught here as well as below: of a sweep the other cells go on, and Hydra adds no words of its own
-        try:
-            codes.append(FAILED if work(cfg) else OK)
-        except RunError as error:
-            codes.append(fail(str(error), FAILED))
-        except WRONG_QUESTION as error:
-            codes.append(fail(_explain(error, settings), BAD_CONFIG))
-        except Exception:  # a bug, ours or a drafter's: say where, and let a sweep go on
-            err.print_exception()
-            codes.append(FAILED)
-
+    job = Job(work, settings, failed)
     try:
-        task()
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config)(job)()
     except WRONG_QUESTION as error:
-        return fail(_explain(error, settings), BAD_CONFIG)
+        return fail(explain(error, settings), BAD_CONFIG)
     except KeyboardInterrupt:
         return fail("interrupted; finished cells are kept, this one runs again next time", FAILED)
-    return max(codes, default=OK)
+    return max((ended.code for ended in job.ended), default=OK)
 
 
 def make(config: DictConfig) -> Any:
@@ -85,7 +113,8 @@ def make(config: DictConfig) -> Any:
         raise
 
 
-def _explain(error: Exception, settings: Sequence[str]) -> str:
+def explain(error: Exception, settings: Sequence[str] = ()) -> str:
+    """A wrong question in a line, with what to type instead; ``settings``: names to suggest for a wrong one."""
     text = str(error)
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")

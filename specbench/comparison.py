@@ -85,9 +85,14 @@ class Arm:
         self.drafter.bind(target)
         self.check_k()
 
+    @property
+    def beyond(self) -> bool:
+        """Whether k is more than the drafter can draft, as far as it knows yet."""
+        return self.drafter.max_k is not None and self.k > self.drafter.max_k
+
     def check_k(self) -> None:
         """Raise ConfigError if k is more than the drafter can draft."""
-        if self.drafter.max_k is not None and self.k > self.drafter.max_k:
+        if self.beyond:
             raise ConfigError(
                 f"k={self.k} is above what drafter {self.name} can draft; use k={self.drafter.max_k} or less"
             )

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -21,6 +22,9 @@ NGRAM = 4  # tokens
 LONG_ENOUGH = 32  # tokens of a reply that can be judged for repetition
 REPETITIVE = 0.5  # share of a reply's n-grams that it has said before, above which it runs in circles
 MANY = 0.25  # share of replies that do so, above which the speedup is one of circles
+FAIR = 0.95  # of another engine's speed, below which our plain decoding is a slow baseline
+SLOWED = 0.9  # of the clock before a run, below which it was held back
+HELD_BACK = 0xEC  # NVML's reasons for a lower clock: power cap, slowdown of hardware, heat, power brake
 NONSENSE = 0.75  # of the surprise of tokens drawn at random, above which prompts are taken for such
 
 
@@ -102,3 +106,40 @@ def of_engine(engine: str | None, device: str) -> Iterator[Flag]:
             "slow-baseline",
             f"target.engine=plain is not the fastest plain decoding on {device}; speedups over it are too high",
         )
+
+
+def of_peers(benchmark: Mapping[str, Any], dtype: str, cpu: str) -> Iterator[Flag]:
+    """The same, by what scripts/bench_engine.py found of other engines; of another processor it says nothing.
+
+    dtype: of the target, as records name it; cpu: this machine's."""
+    if benchmark["provenance"]["machine"]["cpu"] != cpu:
+        return
+    ratios: dict[str, float] = {}
+    for group, found in benchmark["compared"].items():
+        ours = found["seconds"].get(f"specbench {dtype}")
+        if not group.startswith("plain decoding") or ours is None:
+            continue
+        for peer, theirs in found["seconds"].items():
+            if peer.endswith(f" {dtype}"):  # the same weights
+                ratios[peer] = median(b / a for a, b in zip(ours, theirs, strict=True))
+    slower = min(ratios, key=lambda peer: ratios[peer], default=None)
+    if slower is not None and ratios[slower] < FAIR:
+        yield Flag(
+            "slow-baseline",
+            f"plain decoding has {ratios[slower]:.2f} times the speed of {slower} on this machine, by the engine "
+            "benchmark; speedups over the fastest plain decoding are lower by as much",
+        )
+
+
+def of_clocks(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Flag]:
+    """Of what the machine's clocks were at around a run, as ``provenance.clocks`` reads them."""
+    told = []
+    if (after.get("cpu_throttled") or 0) > (before.get("cpu_throttled") or 0):
+        told.append("the processor was too hot")
+    if before.get("cpu_mhz") and (after.get("cpu_mhz") or 0.0) < SLOWED * before["cpu_mhz"]:
+        told.append(f"the processor's clock fell from {before['cpu_mhz']:.0f} to {after.get('cpu_mhz') or 0:.0f} MHz")
+    reasons = after.get("gpu_clocks_event_reasons.active", "")
+    if reasons.startswith("0x") and int(reasons, 16) & HELD_BACK:
+        told.append(f"the GPU's clock was held back (reasons {reasons})")
+    if told:
+        yield Flag("throttled", f"the machine slowed down while this ran: {', '.join(told)}")

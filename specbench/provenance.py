@@ -21,6 +21,7 @@ import torch
 import specbench
 from specbench import energy
 
+THROTTLED = Path("/sys/devices/system/cpu")
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "pandas", "hydra-core", "gguf")
 
 
@@ -64,11 +65,15 @@ def machine() -> dict[str, Any]:
 
 
 def clocks() -> dict[str, Any]:
-    """What the machine's clocks are at now, in MHz, and what may hold them back, as far as it says."""
+    """What the machine's clocks are at now, in MHz, how often heat has held the processor back since it started, and
+    what holds back a GPU, as far as the machine says."""
     found: dict[str, Any] = {}
     with suppress(OSError, NotImplementedError):
         frequency = psutil.cpu_freq()
         found["cpu_mhz"] = None if frequency is None else frequency.current
+    counters = list(THROTTLED.glob("cpu*/thermal_throttle/*_throttle_count"))
+    if counters:
+        found["cpu_throttled"] = sum(int(path.read_text()) for path in counters)
     if torch.cuda.is_available():
         found |= {f"gpu_{name}": value for name, value in energy.gpu(energy.GPU_STATE).items()}
     return found

@@ -47,6 +47,7 @@ class Plan:
     results_dir: Path
     force: bool = False
     profiled: int = 0  # batches on which the parts of a round are timed, after all is measured
+    engines: Mapping[str, Any] | None = None  # what scripts/bench_engine.py found on this machine, if it was run
 
     def question(self, cell: Cell) -> dict[str, Any]:
         """Everything that can change this cell's result; its hash names the record."""
@@ -66,7 +67,8 @@ ShowProgress = Callable[[int, int], AbstractContextManager[Progress]]
 
 
 def run(plan: Plan, baseline: Arm, show_progress: ShowProgress) -> list[dict[str, Any]]:
-    """Run the plan's unfinished cells and return the ``run.json`` of every cell, in order, each with its ``folder``.
+    """Run the plan's unfinished cells and return the ``run.json`` of every cell, in order, each with its ``folder`` and
+    whether it was ``skipped``, being finished already.
 
     A cell that failed has status "failed" and its error; nothing is raised for it. Raises RunError only if a record
     cannot be stored.
@@ -81,7 +83,7 @@ def run(plan: Plan, baseline: Arm, show_progress: ShowProgress) -> list[dict[str
     todo = {id_: cell for id_, cell in zip(ids, plan.cells, strict=True) if id_ not in records}
     if todo:
         records |= _run_cells(plan, baseline, todo, show_progress)
-    return [{**records[id_], "folder": str(plan.results_dir / id_)} for id_ in ids]
+    return [{**records[id_], "folder": str(plan.results_dir / id_), "skipped": id_ not in todo} for id_ in ids]
 
 
 def _run_cells(
@@ -103,6 +105,7 @@ def _run_cells(
     except Exception as error:  # whatever breaks is a failed run with its reason, never a lost one
         log.debug("the comparison failed", exc_info=True)
         failure = error
+    clocks_after, seen = provenance.clocks(), _seen_in_training(arms, outcome.turns)
     records = {}
     unstored: RunError | None = None
     for id_, cell in todo.items():
@@ -120,12 +123,13 @@ def _run_cells(
                 **origin,
                 "started": started,
                 "ended": provenance.now(),
-                "clocks": {"before": clocks, "after": provenance.clocks()},
+                "clocks": {"before": clocks, "after": clocks_after},
             },
             "wall_seconds": time.perf_counter() - clock,
             "machine_load": asdict(load),
         }
-        flags = _flags(plan, cell, load, again, outcome)
+        flags = _flags(plan, cell, load, again, seen[cell.arm.name])
+        flags += guards.of_clocks(clocks, clocks_after)
         reason = failure or cell.arm.error
         steps = prompts = None
         rounds = again.rounds_of(cell.arm, baseline)
@@ -151,16 +155,31 @@ def _run_cells(
     return records
 
 
-def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: "SecondLook", outcome: Outcome) -> list[Flag]:
-    """What is to be doubted of a cell, whatever its numbers are."""
-    drafter = cell.arm.drafter
+def _seen_in_training(arms: Sequence[Arm], turns: Sequence[Turn]) -> dict[str, list[str]]:
+    """By arm, uids of the turns whose prompts its drafter may have learned from; what several learned from is read
+    once."""
+    texts = [turn.prompt for turn in turns]
+    found: dict[str, list[str]] = {}
+    by_data: dict[int, list[str]] = {}
+    for arm in arms:
+        learned = arm.drafter.learned_from() if arm.error is None else ()
+        if id(learned) not in by_data:
+            shared = overlap.overlapping(texts, learned)
+            by_data[id(learned)] = [turn.request.uid for turn, both in zip(turns, shared, strict=True) if both]
+        found[arm.name] = by_data[id(learned)]
+    return found
+
+
+def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: "SecondLook", seen: Sequence[str]) -> list[Flag]:
+    """What is to be doubted of a cell, whatever its numbers are. seen: uids of prompts it may have learned from."""
     found = [Flag("busy-machine", message) for message in (load.warning(),) if message]
-    found += [Flag("untrained", message) for message in drafter.warnings()]
-    found += [Flag("not-seen", message) for message in (again.failures.get(cell.arm.name),) if message]
-    found += guards.of_engine((cell.config.get("target") or {}).get("engine"), plan.target.device.type)
-    learned = drafter.learned_from() if cell.arm.error is None else ()
-    shared = overlap.overlapping([turn.prompt for turn in outcome.turns], learned) if learned else []
-    seen = [turn.request.uid for turn, both in zip(outcome.turns, shared, strict=False) if both]
+    found += [Flag("untrained", message) for message in cell.arm.drafter.warnings()]
+    found += [Flag("not-seen", message) for message in again.failures.get(cell.arm.name, ())]
+    device = plan.target.device.type
+    found += guards.of_engine((cell.config.get("target") or {}).get("engine"), device)
+    if plan.engines is not None and device == "cpu":
+        dtype = str(plan.target.dtype).removeprefix("torch.")
+        found += guards.of_peers(plan.engines, dtype, provenance.machine()["cpu"])
     return found + list(guards.of_prompts(again.surprise, plan.target.vocab_size, seen))
 
 
@@ -171,8 +190,12 @@ class SecondLook:
 
     rounds: dict[str, pd.DataFrame] = field(default_factory=dict)
     laws: dict[str, law.Evidence] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)
     surprise: float | None = None  # nats by which a token of the prompts surprises the target
+
+    def fail(self, arm: str, message: str) -> None:
+        """Something could not be seen of an arm."""
+        self.failures.setdefault(arm, []).append(message)
 
     def rounds_of(self, arm: Arm, baseline: Arm) -> pd.DataFrame | None:
         """Those of an arm and of the baseline, told apart by column ``arm``."""
@@ -193,7 +216,7 @@ def _look_again(plan: Plan, baseline: Arm, arms: Sequence[Arm], outcome: Outcome
     if some:
         found.rounds, failures = profiling.profile(plan.target, some, [baseline, *sound], settings)
         for name, error in failures.items():
-            found.failures[name] = f"the parts of its rounds could not be timed: {type(error).__name__}: {error}"
+            found.fail(name, f"the parts of its rounds could not be timed: {type(error).__name__}: {error}")
     for arm in sound:
         if not arm.sampled:
             continue
@@ -204,7 +227,7 @@ def _look_again(plan: Plan, baseline: Arm, arms: Sequence[Arm], outcome: Outcome
             )
         except Exception as error:
             log.debug("the law of %s could not be tested", arm.name, exc_info=True)
-            found.failures[arm.name] = f"the law of its text could not be tested: {type(error).__name__}: {error}"
+            found.fail(arm.name, f"the law of its text could not be tested: {type(error).__name__}: {error}")
     return found
 
 

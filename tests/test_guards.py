@@ -120,3 +120,57 @@ def test_surprise_is_the_mean_cross_entropy_of_the_texts():
         expected += [-logits[i, token].item() for i, token in enumerate(text[1:])]
     assert law.surprise(target, texts) == pytest.approx(sum(expected) / len(expected), rel=1e-4)
     assert law.surprise(target, [[5]]) is None
+
+
+MACHINE = {"cpu": "Fast 9000"}
+
+
+def benchmark(**seconds):
+    times = {name.replace("_", " "): each for name, each in seconds.items()}
+    return {"provenance": {"machine": MACHINE}, "compared": {"plain decoding": {"seconds": times}}}
+
+
+@pytest.mark.parametrize(
+    ("peer", "raised"),
+    [([2.0, 2.0, 3.0], False), ([1.9, 1.9, 2.9], False), ([1.8, 1.0, 2.7], True), ([0.1, 2.0, 3.0], False)],
+)
+def test_a_baseline_that_another_engine_beats_is_flagged(peer, raised):
+    """By the median over alternations, and by no more than a twentieth."""
+    found = benchmark(specbench_bfloat16=[2.0, 2.0, 3.0], other_bfloat16=peer)
+    flags = list(guards.of_peers(found, "bfloat16", "Fast 9000"))
+    assert [flag.flag for flag in flags] == ["slow-baseline"] * raised
+    if raised:
+        assert "has 0.90 times the speed of other bfloat16" in flags[0].message
+
+
+def test_of_several_engines_the_fastest_counts():
+    found = benchmark(specbench_bfloat16=[2.0], slow_bfloat16=[4.0], fast_bfloat16=[1.0], quick_bfloat16=[1.5])
+    (flag,) = guards.of_peers(found, "bfloat16", "Fast 9000")
+    assert "0.50 times the speed of fast bfloat16" in flag.message
+
+
+def test_engines_of_other_weights_and_other_machines_say_nothing():
+    found = benchmark(specbench_bfloat16=[2.0], other_float32=[1.0], other_4_bit=[1.0])
+    assert not list(guards.of_peers(found, "bfloat16", "Fast 9000"))
+    found = benchmark(specbench_bfloat16=[2.0], other_bfloat16=[1.0])
+    assert not list(guards.of_peers(found, "bfloat16", "Slow 1"))
+    assert not list(guards.of_peers(found, "int8", "Fast 9000"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({}, {}, None),
+        ({"cpu_mhz": 3000.0}, {"cpu_mhz": 2800.0}, None),
+        ({"cpu_mhz": 3000.0}, {"cpu_mhz": 2000.0}, "the processor's clock fell from 3000 to 2000 MHz"),
+        ({"cpu_throttled": 7}, {"cpu_throttled": 7}, None),
+        ({"cpu_throttled": 7}, {"cpu_throttled": 8}, "the processor was too hot"),
+        ({}, {"gpu_clocks_event_reasons.active": "0x0000000000000001"}, None),  # idle
+        ({}, {"gpu_clocks_event_reasons.active": "0x0000000000000040"}, "held back (reasons 0x0000000000000040)"),
+        ({}, {"gpu_clocks_event_reasons.active": "[N/A]"}, None),
+    ],
+)
+def test_a_machine_that_slowed_down_is_flagged(before, after, said):
+    flags = list(guards.of_clocks(before, after))
+    assert [flag.flag for flag in flags] == ["throttled"] * (said is not None)
+    assert all(said in flag.message for flag in flags)
