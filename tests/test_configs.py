@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.types import RunMode
 from hydra.utils import instantiate
 
 from specbench.cli import conf_dir
@@ -11,7 +12,7 @@ from specbench.model import CausalLM
 from specbench.prompts import PromptSet
 from specbench.sampling import Sampling
 
-GROUPS = ("target", "drafter", "dataset", "sampling", "experiment", "arms")
+GROUPS = ("target", "drafter", "dataset", "sampling", "experiment")
 MAKEFILE = Path(__file__).parent.parent / "Makefile"
 
 
@@ -60,6 +61,16 @@ def test_builtin_prompts_instantiate_with_their_limit_and_seed():
     some = instantiate(composed("dataset=builtin", "dataset.limit=8", "dataset.seed=5", "seed=9").dataset)
     assert isinstance(some, PromptSet)
     assert some == instantiate(composed("dataset=builtin").dataset).sample(8, seed=5)
+
+
+def test_experiments_that_sweep_do_so_by_themselves():
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        modes = {
+            name: compose("config", [f"experiment={name}"], return_hydra_config=True).hydra.mode
+            for name in choices("experiment")
+        }
+    swept = {name for name, mode in modes.items() if mode == RunMode.MULTIRUN}
+    assert swept == {"draft_length", "batch", "sampling", "targets"}
 
 
 @pytest.mark.parametrize("name", choices("experiment"))

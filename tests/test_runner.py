@@ -20,7 +20,7 @@ from rich.console import Console
 from drafters.ngram import NGram
 from drafters.small_lm import SmallLM
 from drafters.suffix import Suffix
-from specbench import __main__, cli, losslessness, provenance, record
+from specbench import __main__, cli, configured, losslessness, provenance, record
 from specbench.comparison import Arm, Settings
 from specbench.errors import RunError
 from specbench.losslessness import Divergence
@@ -231,7 +231,7 @@ def ids(asked, monkeypatch):
             raise RunError("asked")
 
         with monkeypatch.context() as patch:
-            patch.setattr(__main__, "run", only_asked)
+            patch.setattr(configured, "run", only_asked)
             assert __main__.main([*flags, *asked, *more]) == 1
         return found
 
