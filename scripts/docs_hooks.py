@@ -2,8 +2,8 @@
 
 Pages link to files of the project by where these lie, as in ``../drafters/eagle.py``. Where the code is hosted such
 links work as they are. A site holds what lies in docs/ alone; so what is linked is added to it under ``project/``: a
-picture as it is, a text as a page that shows it, a folder as a page that lists it. A link to what is not there is left
-for mkdocs to complain of.
+picture as it is, a text as a page that shows it, a folder as a page that lists it and leads to its texts. A link to
+what is not there is left for mkdocs to complain of.
 """
 
 import posixpath
@@ -40,19 +40,27 @@ def place(path: Path) -> str:
     return f"project/{path.as_posix()}{'' if path.suffix in (*PICTURES, '.md') else '.md'}"
 
 
+def texts(path: Path) -> list[Path]:
+    """What a folder has that can be shown, not what its folders have; of a file nothing."""
+    inside = sorted((PROJECT / path).iterdir()) if (PROJECT / path).is_dir() else []
+    return [path / text.name for text in inside if text.suffix in (*LANGUAGES, ".md") and not text.name.startswith("_")]
+
+
 def shown(path: Path) -> str:
     """The page of a text, or of a folder."""
     head = f"---\ntitle: {path.as_posix()}\nsearch:\n  exclude: true\n---\n\n"
     if (PROJECT / path).is_dir():
-        names = sorted(child.name + "/" * child.is_dir() for child in (PROJECT / path).iterdir())
-        return head + "\n".join(f"- `{name}`" for name in names if not name.startswith(("_", ".")))
+        names = sorted(child.name for child in (PROJECT / path).iterdir() if not child.name.startswith(("_", ".")))
+        led = {text.name: posixpath.relpath(place(text), posixpath.dirname(place(path))) for text in texts(path)}
+        return head + "\n".join(f"- [`{name}`]({led[name]})" if name in led else f"- `{name}`" for name in names)
     text = (PROJECT / path).read_text(encoding="utf-8")
     return head + (text if path.suffix == ".md" else f"``````{LANGUAGES.get(path.suffix, 'text')}\n{text}\n``````\n")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is linked."""
-    for path in sorted({path for file in files.documentation_pages() for path in _linked(file)}):
+    linked = {path for file in files.documentation_pages() for path in _linked(file)}
+    for path in sorted(linked.union(*map(texts, linked))):
         given = {"abs_src_path": str(PROJECT / path)} if path.suffix in PICTURES else {"content": shown(path)}
         files.append(File.generated(config, place(path), **given, inclusion=InclusionLevel.NOT_IN_NAV))
     return files

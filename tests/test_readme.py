@@ -66,11 +66,11 @@ def test_the_table_is_that_of_the_reference_results(folder, page):
 def test_the_engine_is_as_fast_as_it_says():
     table = (PROJECT / "results/reference/engine/table.md").read_text(encoding="utf-8")
     for row, words in (
-        ("plain, bfloat16, over transformers", "times as fast as\ntransformers"),
+        ("plain, bfloat16, over transformers", "times as fast as transformers"),
         ("plain, bfloat16, over vLLM CPU", "times as fast as vLLM"),
     ):
         (measured,) = re.findall(rf"^\| {row} \| ([\d.]+)x", table, re.MULTILINE)
-        assert f"{measured} {words}" in README
+        assert f"{measured} {words}" in " ".join(README.split())
 
 
 @pytest.mark.parametrize("file", ["table.md", "scaling.md"])
