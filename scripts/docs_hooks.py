@@ -48,7 +48,7 @@ def texts(path: Path) -> list[Path]:
 
 def shown(path: Path) -> str:
     """The page of a text, or of a folder."""
-    head = f"---\ntitle: {path.as_posix()}\nsearch:\n  exclude: true\n---\n\n"
+    head = f"---\ntitle: {path.as_posix()}\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n"
     if (PROJECT / path).is_dir():
         names = sorted(child.name for child in (PROJECT / path).iterdir() if not child.name.startswith(("_", ".")))
         led = {text.name: posixpath.relpath(place(text), posixpath.dirname(place(path))) for text in texts(path)}
