@@ -13,7 +13,8 @@ from specbench.families import COLOURS
 
 PROJECT = Path(__file__).parent.parent
 DOCS = PROJECT / "docs"
-PAGES = sorted([PROJECT / "README.md", *DOCS.rglob("*.md")])
+README = PROJECT / "README.md"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 FIGURES = sorted((DOCS / "figures").glob("*.svg"))
 FENCED = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
 DRAFTERS = sorted(path.stem for path in (PROJECT / "conf/drafter").glob("*.yaml"))
@@ -112,6 +113,13 @@ def test_every_drafter_has_a_page_with_figure_source_limits_and_paper(name):
     assert re.search(r"^## Limits$", text, re.MULTILINE)
     assert re.search(r"^## Papers?$", text, re.MULTILINE)
     assert f"]({name}.md)" in (DOCS / "drafters/index.md").read_text()
+
+
+def test_the_example_drafter_is_that_of_readme():
+    shown = re.findall(r"^```(?:python|yaml)\n.*?^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(shown) == 3
+    page = (DOCS / "add_drafter.md").read_text()
+    assert all(block in page for block in shown)
 
 
 def test_costs_are_those_of_the_reference_runs():
