@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-engine train train-measure parity parity-vllm test test-fast check reproduce
+.PHONY: help setup bench bench-engine train train-measure parity parity-vllm test test-fast check docs reproduce
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,14 @@ check: setup ## lint, format and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+docs: setup $(VENV)/.docs ## the documentation as a site, links checked; open site/index.html
+	@# not --quiet, which would hide from --strict the warnings that it counts
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+$(VENV)/.docs: $(READY)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 reproduce: setup ## every table and figure of README and docs from scratch, into results/reproduce (an hour; quick=1: a quarter of it)
 	$(RUN) scripts/reproduce.py $(if $(quick),--quick)
