@@ -101,9 +101,7 @@ def _positions(done: Named) -> Any:
         for position, (joint, conditional) in enumerate(_by_position(run), start=1)
         if joint is not None
     ]
-    note = (
-        "share of the rounds that drafted so far whose drafts were all accepted up to there; longest k of each drafter"
-    )
+    note = "share of the rounds that drafted so far whose drafts were all accepted; each drafter at its longest k"
     columns = ("run", "drafter", "k", "position", "joint", "conditional")
     labels = {"x": "position in the draft", "y": "accepted up to it"}
     return _figure("acceptance", "lines", "Acceptance by position", note, columns, rows, at=None, zero=True, **labels)

@@ -37,17 +37,17 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
 
     ``tokenizers``: files, or folders of them, to look for those of the targets in.
     """
+    runs = distinct(runs)
     groups = tables.by_setting(tables.in_order(runs))
     shown = min(prompts, _affordable(runs))
     settings = [
-        _setting(group, apart, shown, tokenizers) for group, apart in zip(groups, origin.apart(groups), strict=True)
+        _setting(group, told, shown, tokenizers) for group, told in zip(groups, origin.apart(groups), strict=True)
     ]
     notes = []
     if shown < prompts:
         notes.append(f"{shown} prompts of each setting are shown token by token, not {prompts}: there are many runs.")
-    for setting in settings:
-        if setting["replies"]["prompts"] and setting["pieces"] is None:
-            notes.append(f"{setting['target']}: {NO_TOKENIZER}")
+    wordless = [s["target"] for s in settings if s["replies"]["prompts"] and s["pieces"] is None]
+    notes += [f"{target}: {NO_TOKENIZER}" for target in dict.fromkeys(wordless)]
     targets = list(dict.fromkeys(run["target"]["name"] for run in runs))
     data = {
         "title": f"Drafting for {targets[0]}" if len(targets) == 1 else f"Drafting for {len(targets)} targets",
@@ -58,6 +58,18 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
         "settings": settings,
     }
     return Page(fill(data), notes)
+
+
+def distinct(runs: Sequence[Run]) -> list[Run]:
+    """The runs, each once, with ids of their own: a question that was answered in two folders is two runs."""
+    found: dict[Path, Run] = {}
+    ids: set[str] = set()
+    for run in runs:
+        folder = Path(run["folder"]).resolve()
+        if folder not in found:
+            found[folder] = {**run, "id": f"{run['id']} in {folder.parent.name}"} if run["id"] in ids else run
+            ids.add(found[folder]["id"])
+    return list(found.values())
 
 
 NO_TOKENIZER = (

@@ -52,8 +52,7 @@ def _row(run: Run, label: str) -> dict[str, Any]:
     for name in ("tokens/pass", "acceptance", "tokens/s", "plain", "speedup"):
         metric = COLUMNS[name]
         cells.append({"text": told[name], "value": metrics[metric], "interval": metrics.get(f"{metric}_ci95")})
-    for value in _model(run):
-        cells.append({"text": tables.show(value, "{:.2f}x"), "value": value})
+    cells += [{"text": tables.show(value, "{:.2f}x"), "value": value} for value in _model(run)]
     return {**row, "cells": [*cells, {"text": told["lossless"]}]}
 
 

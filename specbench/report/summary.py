@@ -1,5 +1,6 @@
 """What a group of runs shows, in sentences that claim no more than the intervals do."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,21 +26,24 @@ def sentences(runs: Sequence[Run], versus: Versus) -> list[Sentence]:
     """What is to be said of runs of one setting, the most important first."""
     called = names(runs)
     rivals = contenders(runs)
-    found = [
-        *(Sentence("speed", text) for text in _fastest(rivals, called)),
-        *(Sentence("speed", text) for text in _against(rivals, called, versus)),
-        *(Sentence("speed", text) for text in _against_plain(rivals, called)),
-        *(Sentence("speed", text) for text in _limits(runs, called)),
-        *(Sentence("text", text) for text in _texts(runs, called)),
-        *(Sentence("doubt", text) for text in _doubts(runs, called)),
+    speed = [
+        *_fastest(rivals, called),
+        *_against(rivals, called, versus),
+        *_against_plain(rivals, called),
+        *_limits(runs, called),
     ]
-    failed = [run for run in runs if run["status"] != "ok"]
-    return found + [Sentence("failed", f"{called[run['id']]} failed: {run['error']}") for run in failed]
+    failed = [f"{called[run['id']]} failed: {run['error']}" for run in runs if run["status"] != "ok"]
+    said = {"speed": speed, "text": _texts(runs, called), "doubt": _doubts(runs, called), "failed": failed}
+    return [Sentence(about, text) for about, texts in said.items() for text in texts]
 
 
 def names(runs: Sequence[Run]) -> dict[str, str]:
-    """What to call each run of a group, by id."""
-    return {run["id"]: f"{label} k={run['drafter']['k']}" for run, label in zip(runs, tables.labels(runs), strict=True)}
+    """What to call each run of a group, by id, which is added where a name would stand for two."""
+    called = {
+        run["id"]: f"{label} k={run['drafter']['k']}" for run, label in zip(runs, tables.labels(runs), strict=True)
+    }
+    given = Counter(called.values())
+    return {id_: name if given[name] == 1 else f"{name} ({id_})" for id_, name in called.items()}
 
 
 def contenders(runs: Sequence[Run]) -> list[Run]:
@@ -57,54 +61,41 @@ def _changed(run: Run) -> bool:
 def _fastest(rivals: Sequence[Run], called: Mapping[str, str]) -> list[str]:
     if not rivals:
         return ["No drafter of this setting has a speedup that counts."]
-    best, limits = rivals[0], rivals[0]["metrics"]["speedup_ci95"]
+    best, metrics = rivals[0], rivals[0]["metrics"]
     of = f" of {len(rivals)}" if len(rivals) > 1 else ""
-    first = (
-        f"Highest measured speedup{of}: {called[best['id']]}, {best['metrics']['speedup']:.2f} times the speed of plain "
-        "decoding"
-    )
+    first = f"Highest measured speedup{of}: {called[best['id']]}, {metrics['speedup']:.2f} times plain decoding's speed"
+    limits = metrics["speedup_ci95"]
     if limits is None:
-        units = best["metrics"]["units"]
-        return [
-            f"{first}. It has no interval ({units} conversations or groups of them; {MIN_UNITS} are needed), so it is "
-            "not shown to be faster than plain decoding."
-        ]
-    told = {
-        "above": "It is faster than plain decoding on these prompts.",
-        "below": "It is slower than plain decoding on these prompts, and no other measured higher.",
-        "around": "The interval includes 1: it is not shown to be faster than plain decoding.",
-    }[_side(limits)]
+        units = f"{metrics['units']} conversations or groups of them; {MIN_UNITS} are needed"
+        told = f". There is no interval ({units}), so it is not shown to be faster than plain decoding."
+    else:
+        verdict = {
+            "above": "It is faster than plain decoding on these prompts.",
+            "below": "It is slower than plain decoding on these prompts, and no other measured higher.",
+            "around": "The interval includes 1: it is not shown to be faster than plain decoding.",
+        }[_side(limits)]
+        told = f" (95 % interval {_span(limits)}). {verdict}"
     chance = " As the highest of several it is more likely over- than underestimated." if len(rivals) > 1 else ""
-    return [f"{first} (95 % interval {_span(limits)}). {told}{chance}"]
+    return [first + told + chance]
 
 
 def _against(rivals: Sequence[Run], called: Mapping[str, str], versus: Versus) -> list[str]:
     """The fastest against each of the others."""
-    if len(rivals) < 2:
-        return []
-    best, others = rivals[0], rivals[1:]
     sides: dict[str, list[str]] = {"above": [], "around": [], "untold": []}
-    for other in others:
-        found = versus(best, other)
-        limits = found and found["speedup_ci95"]
-        if not found or not limits:
-            sides["untold"].append(called[other["id"]])
+    for other in rivals[1:]:
+        found, name = versus(rivals[0], other), called[other["id"]]
+        limits = found["speedup_ci95"] if found else None
+        if not found or limits is None:
+            sides["untold"].append(name)
             continue
         side = "above" if _side(limits) == "above" else "around"
-        sides[side].append(f"{called[other['id']]} ({found['speedup']:.2f} times its speed, {_span(limits)})")
-    name = called[best["id"]]
-    lines = []
-    if sides["above"]:
-        lines.append(f"Paired by prompt, {name} is faster than {_list(sides['above'])}.")
-    if sides["around"]:
-        lines.append(
-            f"These prompts do not tell whether {name} is faster or slower than {_list(sides['around'], 'or')}."
-        )
-    if sides["untold"]:
-        lines.append(f"There is no interval of {name} against {_list(sides['untold'])}.")
-    if len(sides["above"]) > 1:
-        lines[0] += f" Each interval is at 95 % by itself, not for all {len(others)} comparisons together."
-    return lines
+        sides[side].append(f"{name} ({found['speedup']:.2f} times its speed, {_span(limits)})")
+    words = {
+        "above": "Paired by prompt, {} is faster than {}.",
+        "around": "Paired by prompt, {} cannot be told apart in speed from {}.",
+        "untold": "{} cannot be compared with {}, as there is no interval.",
+    }
+    return [form.format(called[rivals[0]["id"]], _list(sides[side])) for side, form in words.items() if sides[side]]
 
 
 def _against_plain(rivals: Sequence[Run], called: Mapping[str, str]) -> list[str]:
@@ -116,11 +107,12 @@ def _against_plain(rivals: Sequence[Run], called: Mapping[str, str]) -> list[str
         sides["untold" if limits is None else _side(limits)].append(called[run["id"]])
     words = {
         "above": "Faster than plain decoding, their intervals being above 1: {}.",
+        "around": "Not told apart from plain decoding, their intervals including 1: {}.",
         "below": "Slower than plain decoding, their intervals being below 1: {}.",
-        "around": "Neither faster nor slower than plain decoding by these prompts, their intervals including 1: {}.",
         "untold": "Without an interval, so that nothing is shown: {}.",
     }
-    return [form.format(_list(sides[side])) for side, form in words.items() if sides[side]]
+    lines = [form.format(_list(sides[side])) for side, form in words.items() if sides[side]]
+    return [*lines, "Each interval is at 95 % by itself, not for all comparisons together."]
 
 
 def _limits(runs: Sequence[Run], called: Mapping[str, str]) -> list[str]:
@@ -133,7 +125,7 @@ def _limits(runs: Sequence[Run], called: Mapping[str, str]) -> list[str]:
         speedup = f"{run['metrics']['speedup']:.2f}" + (f" ({_span(limits)})" if limits else "")
         if run["drafter"]["k"] == 0:
             off = limits and _side(limits) != "around"
-            doubt = "; its interval leaves out 1, so intervals of this setting are too narrow" if off else ""
+            doubt = "; its interval leaves out 1, so that the others may be too narrow" if off else ""
             lines.append(f"Plain decoding measured against itself came to {speedup}, where 1 is right{doubt}.")
         elif run["needs_reference"]:
             lines.append(f"{name} is told the reply, and so is no drafter but a bound: {speedup}.")
@@ -151,8 +143,8 @@ def _texts(runs: Sequence[Run], called: Mapping[str, str]) -> list[str]:
         each = f"all {prompts[0]} prompts" if len(prompts) == 1 else "all their prompts"
         return [f"Every run gave plain decoding's text, token for token, to {each}."]
     words = {
-        "mismatch": "The text was changed by {}: its speedup is not that of a lossless method, and does not count above.",
-        "near-tie": "Plain decoding's text, but for places where the target itself is undecided within its precision: {}.",
+        "mismatch": "Changed the text, so that the speedup is not a lossless method's and does not count above: {}.",
+        "near-tie": "Plain decoding's text, but for places where the target is undecided within its precision: {}.",
         "law": "Drafts were sampled, and no deviation from the target's law was found: {}.",
         "untested": "Drafts were sampled, of too few tokens to test whether they have the target's law: {}.",
         "equal": "Plain decoding's text, token for token: {}.",
@@ -180,9 +172,7 @@ def _doubts(runs: Sequence[Run], called: Mapping[str, str]) -> list[str]:
         lines.append(f"To be doubted: {'; '.join(told)}.")
     learning = [called[run["id"]] for run in runs if run["status"] == "ok" and run["stateful_drafter"]]
     if learning:
-        lines.append(
-            f"The numbers depend on the order of the prompts, as it learns from earlier ones: {_list(learning)}."
-        )
+        lines.append(f"Numbers that depend on the order of the prompts, as earlier ones teach: {_list(learning)}.")
     left_out = max((len(run["prompts"]["too_long"]) for run in runs if run["status"] == "ok"), default=0)
     if left_out:
         lines.append(f"{left_out} prompts were left out, as they do not fit the target's context.")
@@ -198,9 +188,9 @@ def _span(limits: Sequence[float]) -> str:
     return f"{limits[0]:.2f}–{limits[1]:.2f}"
 
 
-def _list(words: Sequence[str], last: str = "and") -> str:
+def _list(words: Sequence[str]) -> str:
     """
     >>> _list(["a", "b", "c"])
     'a, b and c'
     """
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
