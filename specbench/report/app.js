@@ -24,7 +24,7 @@ function summaryList(sentences) {
     { class: "summary" },
     Object.entries(ABOUT).flatMap(([about, words]) => {
       const said = sentences.filter((sentence) => sentence.about === about);
-      return said.length ? [el("dt", { class: about }, words), el("dd", {}, said.map((sentence) => el("p", {}, sentence.text)))] : [];
+      return said.length ? [el("dt", { class: `about-${about}` }, words), el("dd", {}, said.map((sentence) => el("p", {}, sentence.text.replaceAll(" %", "\u00a0%"))))] : [];
     }),
   );
 }
@@ -33,8 +33,16 @@ function facts(pairs) {
   return el("dl", { class: "facts" }, pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
+// A flag's name, then whom and what it is about.
+function flagLine(line) {
+  const end = line.search(/[ :]/);
+  return el("li", {}, el("strong", {}, line.slice(0, end)), line.slice(end));
+}
+
 function settingSection(setting, number, definitions) {
-  const cards = setting.figures.map((figure) => figureCard(figure, setting.runs));
+  const narrow = setting.figures.filter((figure) => figure.kind !== "grid").length;
+  const wide = (figure, i) => figure.kind === "grid" || (i === 0 && narrow % 2 === 1); // so that no place stays empty
+  const cards = setting.figures.map((figure, i) => figureCard(figure, setting.runs, wide(figure, i)));
   const part = (title, ...children) => [el("h3", {}, title), ...children];
   const replies = repliesPanel(setting);
   return el(
@@ -46,7 +54,7 @@ function settingSection(setting, number, definitions) {
     part("Runs", runTable(setting, definitions, (ids) => cards.forEach((card) => card.show(ids)))),
     cards.length ? part("Figures", el("div", { class: "figures" }, cards.map((each) => each.card))) : null,
     replies && part("Replies, token by token", replies),
-    setting.flags.length ? part("What to doubt", el("ul", { class: "flags card" }, setting.flags.map((line) => el("li", {}, line)))) : null,
+    setting.flags.length ? part("What to doubt", el("ul", { class: "flags card" }, setting.flags.map(flagLine))) : null,
     el("details", { class: "card" }, el("summary", {}, "Where these runs are from"), facts(setting.origin)),
   );
 }

@@ -6,11 +6,11 @@
 const ROW = 26; // height of a line of a chart with a line for each run
 const CHARACTER = 6.7; // width of one, at the size of a chart's text
 
-function figureCard(figure, runs) {
+function figureCard(figure, runs, wide) {
   const host = el("div", { class: "chart" });
   const card = el(
     "figure",
-    { class: figure.kind === "grid" ? "card wide" : "card" },
+    { class: wide ? "card wide" : "card" },
     el("figcaption", {}, el("h4", {}, figure.title), el("p", { class: "note" }, figure.note)),
     host,
     dataOf(figure.name, figure.columns, figure.rows),
@@ -96,9 +96,13 @@ function intervals(figure, records, runs, width) {
   const height = records.length * ROW + 34;
   const value = (number) => `${number.toFixed(2)}${figure.unit}`;
   const right = width - 8 - 5.5 * CHARACTER;
-  const x = scale(extent([figure.at, ...(figure.band ?? []), ...records.flatMap((r) => [r[metric], r.low, r.high])]), [left, right]);
+  const [to, from] = figure.ratio ? [Math.log, Math.exp] : [Number, Number]; // ratios stand on a logarithmic axis
+  const reach = extent([figure.at, ...(figure.band ?? []), ...records.flatMap((r) => [r[metric], r.low, r.high])].map((value) => value && to(value)));
+  const place = scale(reach, [left, right]);
+  const x = (number) => place(to(number));
   const bottom = records.length * ROW + 4;
-  const axis = ticksOn(x, left, right, 60).map(([at, words]) => [
+  const marked = figure.ratio ? ratios(...reach.map(from), x) : ticks(...reach, (right - left) / 60);
+  const axis = marked.map(([at, words]) => [
     svg("line", { x1: x(at), x2: x(at), y1: 2, y2: bottom, class: "grid" }),
     text(x(at), bottom + 16, words, { "text-anchor": "middle", class: "tick" }),
   ]);
@@ -125,14 +129,20 @@ function intervals(figure, records, runs, width) {
   return canvas(figure, width, height, band, ...axis, reference, ...marks);
 }
 
-function ticksOn(x, from, to, apart) {
-  const invert = (pixel) => (pixel - x(0)) / (x(1) - x(0));
-  return ticks(invert(from), invert(to), (to - from) / apart);
+// Marks of a logarithmic axis: ratios that people know, 1 among them, as many as have room.
+const RATIOS = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30];
+const APART = 34; // pixels
+
+function ratios(low, high, place) {
+  const found = [];
+  const room = (value) => found.every((other) => Math.abs(place(other) - place(value)) >= APART);
+  for (const value of [1, 2, 0.5, 4, 3, 1.5, ...RATIOS]) if (value >= low && value <= high && room(value)) found.push(value);
+  return found.sort((a, b) => a - b).map((value) => [value, String(value)]);
 }
 
 // Axes of a chart with two of them: where things are, and the nodes.
 function axes(figure, xs, ys, width, height, marks = ticks(...ys, 5)) {
-  const [left, right, top, bottom] = [46, width - 12, 10, height - 40];
+  const [left, right, top, bottom] = [58, width - 12, 10, height - 40];
   const [x, y] = [scale(xs, [left, right]), scale(ys, [bottom, top])];
   const nodes = [
     ...marks.map(([at, words]) => [
@@ -194,17 +204,15 @@ function key(name, colour, dashes = null) {
   return el("span", { class: "key" }, line, name);
 }
 
-// Speedups are ratios, so that the axes are logarithmic.
-const RATIOS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32];
-
 function scatter(figure, records, runs, width) {
   const reach = extent([1, ...records.flatMap((r) => [r.predicted, r.measured, r.low, r.high])].map((value) => value && Math.log(value)), 0.06);
   const height = Math.min(380, Math.max(260, width * 0.75));
-  const at = RATIOS.filter((ratio) => Math.log(ratio) >= reach[0] && Math.log(ratio) <= reach[1]);
-  const frame = axes(figure, reach, reach, width, height, at.map((ratio) => [Math.log(ratio), String(ratio)]));
+  const onScreen = scale(reach, [0, Math.min(width, height) - 50]);
+  const marked = ratios(...reach.map(Math.exp), (value) => onScreen(Math.log(value)));
+  const frame = axes(figure, reach, reach, width, height, marked.map(([value, words]) => [Math.log(value), words]));
   const { left, right, top, bottom } = frame;
   const [x, y] = [frame.x, frame.y].map((place) => (value) => place(Math.log(value)));
-  const across = at.map((ratio) => text(x(ratio), bottom + 16, String(ratio), { "text-anchor": "middle", class: "tick" }));
+  const across = marked.map(([value, words]) => text(x(value), bottom + 16, words, { "text-anchor": "middle", class: "tick" }));
   const [from, to] = reach.map(Math.exp);
   const factors = [[from, 1 - figure.within], [to, 1 - figure.within], [to, 1 + figure.within], [from, 1 + figure.within]];
   const corners = factors.map(([value, factor]) => `${x(value) - left},${y(value * factor) - top}`);

@@ -55,24 +55,27 @@ def _fastest_first(done: Named) -> list[tuple[Run, str]]:
 
 
 def _speedups(done: Named) -> Any:
-    rows = [[*_named(*named), *_measured(named[0]["metrics"], "speedup")] for named in _fastest_first(done)]
     noise = next((run["metrics"]["speedup_ci95"] for run, _ in done if run["drafter"]["k"] == 0), None)
     note = f"{INTERVALS}; dashed: plain decoding" + ("; shaded: plain decoding against itself" if noise else "")
-    columns = ("run", "drafter", "k", "speedup", "low", "high")
-    rows = [row for row in rows if row[3] is not None]
-    return _figure(
-        "speedup", "intervals", "Speedup over plain decoding", note, columns, rows, at=1, band=noise, unit="×"
-    )
+    look = {"at": 1, "band": noise, "unit": "×", "ratio": True}
+    return _by_run(done, "speedup", "Speedup over plain decoding", f"logarithmic; {note}", look)
 
 
 def _passes(done: Named) -> Any:
-    rows = [[*_named(*named), *_measured(named[0]["metrics"], "tokens_per_pass")] for named in _fastest_first(done)]
-    columns = ("run", "drafter", "k", "tokens_per_pass", "low", "high")
-    rows = [row for row in rows if row[3] is not None]
-    note = f"the target's own token included; {INTERVALS}; dashed: plain decoding"
-    return _figure(
-        "tokens-per-pass", "intervals", "Tokens per verify pass", note, columns, rows, at=1, band=None, unit=""
-    )
+    note = f"the target’s own token included; {INTERVALS}; dashed: plain decoding"
+    look = {"at": 1, "band": None, "unit": "", "ratio": False}
+    return _by_run(done, "tokens_per_pass", "Tokens per verify pass", note, look)
+
+
+def _by_run(done: Named, metric: str, title: str, note: str, look: Mapping[str, Any]) -> Any:
+    """A metric with its interval, a line for each run."""
+    rows = [
+        [*_named(run, label), *_measured(run["metrics"], metric)]
+        for run, label in _fastest_first(done)
+        if run["metrics"][metric] is not None
+    ]
+    columns = ("run", "drafter", "k", metric, "low", "high")
+    return _figure(metric.replace("_", "-"), "intervals", title, note, columns, rows, **look)
 
 
 def _against_k(done: Named, metric: str, title: str, axis: str, at: float | None) -> Any:
@@ -119,7 +122,7 @@ def _profiled(done: Named) -> list[tuple[Run, str]]:
 def _shares(done: Named) -> Any:
     rows = [[*_named(run, label), *run["model"]["shares"].values()] for run, label in _profiled(done)]
     parts = list(_profiled(done)[0][0]["model"]["shares"]) if rows else []
-    note = "shares of a round, of a profiling pass apart from the headline's"
+    note = "shares of a round, of a profiling pass apart from the headline’s"
     return _figure(
         "time", "shares", "Where a round’s time goes", note, ("run", "drafter", "k", *parts), rows, parts=parts
     )

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -38,7 +39,7 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
     ``tokenizers``: files, or folders of them, to look for those of the targets in.
     """
     runs = distinct(runs)
-    groups = tables.by_setting(tables.in_order(runs))
+    groups = [tables.in_order(group) for group in tables.by_setting(runs)]
     shown = min(prompts, _affordable(runs))
     settings = [
         _setting(group, told, shown, tokenizers) for group, told in zip(groups, origin.apart(groups), strict=True)
@@ -62,14 +63,14 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
     """The runs, each once, with ids of their own: a question that was answered in two folders is two runs."""
-    found: dict[Path, Run] = {}
-    ids: set[str] = set()
-    for run in runs:
-        folder = Path(run["folder"]).resolve()
-        if folder not in found:
-            found[folder] = {**run, "id": f"{run['id']} in {folder.parent.name}"} if run["id"] in ids else run
-            ids.add(found[folder]["id"])
-    return list(found.values())
+    folders = {Path(run["folder"]).resolve(): run for run in runs}
+    seen: Counter[str] = Counter()
+    found = []
+    for run in folders.values():
+        seen[run["id"]] += 1
+        again = f" ({seen[run['id']]})" if seen[run["id"]] > 1 else ""
+        found.append({**run, "id": f"{run['id']}{again}"})
+    return found
 
 
 NO_TOKENIZER = (
@@ -118,7 +119,8 @@ def _affordable(runs: Sequence[Run]) -> int:
 
 def _setting(runs: Sequence[Run], apart: str, prompts: int, tokenizers: Sequence[Path]) -> dict[str, Any]:
     called = summary.names(runs)
-    shown = replies.of_group(runs, prompts)
+    first = summary.contenders(runs)
+    shown = replies.of_group([*first, *(run for run in runs if run not in first)], prompts)
     tokenizer = pieces.find(runs[0], tokenizers) if shown["prompts"] else None
     target, *rest = tables.title(runs)
     return {

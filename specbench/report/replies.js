@@ -16,8 +16,9 @@ function repliesPanel(setting) {
   const ids = Object.keys(replies);
   if (!prompts.length || !ids.length) return null;
   const runs = el("select", { onchange: load }, ids.map((id) => el("option", { value: id }, setting.runs[id].name)));
-  const asked = el("select", { onchange: load }, prompts.map((prompt, i) => el("option", { value: i }, `${prompt.category.replaceAll("_", " ")}: ${prompt.uid}`)));
+  const asked = el("select", { onchange: load }, prompts.map((prompt, i) => el("option", { value: i }, `${prompt.category.replaceAll("_", " ")} · ${prompt.text.slice(0, 44)}`)));
   const prompt = el("p", { class: "prompt" });
+  const uid = el("summary");
   const view = tokenView(setting, (round) => steps.goTo(round));
   const steps = player(setting);
 
@@ -26,6 +27,7 @@ function repliesPanel(setting) {
     const reply = replies[runs.value][chosen.uid];
     hint.hide();
     prompt.textContent = chosen.text;
+    uid.textContent = `The prompt, ${chosen.uid}`;
     view.load(reply);
     steps.load(reply);
   }
@@ -36,7 +38,7 @@ function repliesPanel(setting) {
     { class: "card replies" },
     el("div", { class: "choices" }, el("label", {}, "Run ", runs), el("label", {}, "Prompt ", asked)),
     setting.pieces ? null : el("p", { class: "note warning" }, "The target's own tokenizer was not at hand when this page was made, so tokens are shown by their numbers."),
-    el("details", { class: "asked" }, el("summary", {}, "The prompt"), prompt),
+    el("details", { class: "asked" }, uid, prompt),
     el("h4", {}, "Where each token came from"),
     view.node,
     el("h4", {}, "Round by round"),
@@ -185,16 +187,18 @@ function player(setting) {
     return `${where}${kept} of ${drafted} accepted. Draft ${kept + 1} is not: the target's own token takes its place.${rest}${end}`;
   }
 
+  const cell = (id, origin) => el("span", { class: `token ${origin}` }, visible(piece(setting, id)).replaceAll("\n", "")); // on one line
+
   // The pass, a column for each place: above what was drafted, below what the target made of it.
   function slots(round, phase) {
     const drafts = round.drafted.map((id, i) => {
-      if (phase !== "commit") return slot(token(setting, id, "draft"), phase === "verify" ? mark("?") : mark(""));
-      if (i < round.accepted) return slot(token(setting, id, "accepted"), mark("kept"));
-      if (i === round.accepted && round.own !== null) return slot(token(setting, id, "wrong"), token(setting, round.own, round.kind));
-      return slot(token(setting, id, "dropped"), mark("dropped"));
+      if (phase !== "commit") return slot(cell(id, "draft"), phase === "verify" ? mark("?") : mark(""));
+      if (i < round.accepted) return slot(cell(id, "accepted"), mark("kept"));
+      if (i === round.accepted && round.own !== null) return slot(cell(id, "wrong"), cell(round.own, round.kind));
+      return slot(cell(id, "dropped"), mark("dropped"));
     });
     const last = round.kind === "bonus" || round.kind === "plain";
-    const after = phase === "commit" ? last && slot(mark(""), token(setting, round.own, round.kind)) : phase === "verify" && slot(mark(""), mark("?"));
+    const after = phase === "commit" ? last && slot(mark(""), cell(round.own, round.kind)) : phase === "verify" && slot(mark(""), mark("?"));
     return [slot(el("span", { class: "lane" }, "draft"), el("span", { class: "lane" }, "target")), ...drafts, ...(after ? [after] : [])];
   }
 
@@ -246,7 +250,7 @@ function player(setting) {
     caption,
     text,
     pass,
-    el("p", { class: "note" }, "Prefill and its token count on no side. Drafted rounds: rounds in which the drafter proposed something, whatever that cost it."),
+    el("p", { class: "note" }, "Passes of plain decoding: what it would have needed for the same tokens. Prefill and its token count on neither side."),
   );
   node.addEventListener("keydown", (event) => {
     if (event.target === slider || event.target === speed) return;
@@ -267,10 +271,10 @@ function player(setting) {
 
 const COUNTERS = [
   ["passes", "target passes"],
-  ["drafts", "drafted rounds"],
+  ["plain", "passes of plain decoding"],
   ["tokens", "tokens"],
   ["rate", "tokens per pass"],
-  ["plain", "passes of plain decoding"],
+  ["drafts", "rounds that drafted"],
 ];
 
 function phases(round, number) {

@@ -23,7 +23,8 @@ PLAIN = "plain"  # nothing was drafted
 
 
 def of_group(runs: Sequence[Run], count: int) -> dict[str, Any]:
-    """Up to ``count`` prompts of runs that share theirs, evenly over categories, and by run and prompt the replies."""
+    """Up to ``count`` prompts of runs that share theirs, evenly over categories; and the replies, by run, in the order
+    of ``runs``, and by prompt."""
     prompts: list[dict[str, Any]] = []
     replies: dict[str, dict[str, Any]] = {}
     for run in runs:

@@ -39,9 +39,8 @@ def sentences(runs: Sequence[Run], versus: Versus) -> list[Sentence]:
 
 def names(runs: Sequence[Run]) -> dict[str, str]:
     """What to call each run of a group, by id, which is added where a name would stand for two."""
-    called = {
-        run["id"]: f"{label} k={run['drafter']['k']}" for run, label in zip(runs, tables.labels(runs), strict=True)
-    }
+    labelled = zip(runs, tables.labels(runs), strict=True)
+    called = {run["id"]: f"{label} k={run['drafter']['k']}" for run, label in labelled}
     given = Counter(called.values())
     return {id_: name if given[name] == 1 else f"{name} ({id_})" for id_, name in called.items()}
 

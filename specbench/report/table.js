@@ -33,7 +33,7 @@ function runTable(setting, definitions, onFilter) {
     const terms = asked.toLowerCase().split(/\s+/).filter(Boolean);
     const shown = new Set();
     for (const line of lines) {
-      const match = terms.every((term) => line.words.some((word) => (term.includes("=") ? word === term : word.includes(term))));
+      const match = terms.every((term) => (term.startsWith("-") ? !has(line, term.slice(1)) : has(line, term)));
       line.node.hidden = !match;
       if (match) shown.add(line.row.run);
     }
@@ -41,7 +41,7 @@ function runTable(setting, definitions, onFilter) {
     onFilter(shown);
   }
 
-  const input = el("input", { type: "search", placeholder: "eagle, k=4, unsteady…", "aria-label": "Filter the runs of this setting", oninput: () => filter(input.value) });
+  const input = el("input", { type: "search", placeholder: "eagle, k=4, -oracle…", "aria-label": "Filter the runs of this setting", oninput: () => filter(input.value) });
   draw();
   filter("");
   const table = el("table", { class: "numbers runs" }, el("thead", {}, el("tr", {}, heads)), body);
@@ -50,9 +50,14 @@ function runTable(setting, definitions, onFilter) {
     { class: "card" },
     el("div", { class: "filter" }, el("label", {}, "Filter ", input), count),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, table),
-    el("p", { class: "note" }, "plain: tokens/s of plain decoding of the same prompts, interleaved in the same run. In small type: 95 % bootstrap intervals over prompts. The filter also chooses what the figures show."),
+    el("p", { class: "note" }, "plain: tokens/s of plain decoding of the same prompts, interleaved in the same run. In small type: 95 % bootstrap intervals over prompts. The filter takes words, left out with a minus before them, and also chooses what the figures show."),
     dataOf("runs", setting.table.data.columns, setting.table.data.rows),
   );
+}
+
+// Whether a line of the table has a word that contains the term; k=4 is only itself.
+function has(line, term) {
+  return line.words.some((word) => (term.includes("=") ? word === term : term && word.includes(term)));
 }
 
 const WORDS = ["drafter", "lossless", "flags"];
