@@ -34,7 +34,8 @@ def executable() -> str | None:
 
 
 class Page:
-    """One page of a browser of its own. ``problems``: errors that it or its scripts ran into."""
+    """One page of a browser of its own. ``problems``: errors that it or its scripts ran into; ``requests``: what it
+    asked for."""
 
     def __init__(self, browser: str, profile: Path):
         ours, theirs = os.pipe(), os.pipe()  # what the browser reads from, and writes to
@@ -51,10 +52,11 @@ class Page:
         self._in, self._out = theirs[0], ours[1]
         self._read, self._sent, self._session = b"", 0, None
         self.problems: list[str] = []
+        self.requests: list[str] = []
         self.loaded = False
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
     def close(self) -> None:
@@ -66,7 +68,7 @@ class Page:
 
     def open(self, path: Path) -> None:
         """Show a file, and wait until it is loaded."""
-        self.loaded, self.problems = False, []
+        self.loaded, self.problems, self.requests = False, [], []
         self._call("Page.navigate", url=path.as_uri())
         while not self.loaded:
             self._next()
@@ -116,7 +118,8 @@ class Page:
     def press(self, key: str, shift: bool = False) -> None:
         """Press a key."""
         code = {"key": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": SHIFT if shift else 0}
-        self._call("Input.dispatchKeyEvent", type="keyDown", **code)
+        typed = {"text": "\r"} if key == "Enter" else {}
+        self._call("Input.dispatchKeyEvent", type="keyDown", **code, **typed)
         self._call("Input.dispatchKeyEvent", type="keyUp", **code)
         self.settle()
 
@@ -175,6 +178,8 @@ class Page:
         said, about = message.get("params", {}), message.get("method")
         if about == "Page.loadEventFired":
             self.loaded = True
+        elif about == "Network.requestWillBeSent":
+            self.requests.append(said["request"]["url"])
         elif about == "Runtime.exceptionThrown":
             self.problems.append(str(said["exceptionDetails"]))
         elif about == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):

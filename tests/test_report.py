@@ -6,13 +6,11 @@ import pandas as pd
 import pytest
 from report_runs import (
     BLANK,
-    CATEGORIES,
     E1,
     E2,
     HOSTILE,
     ROUNDS,
     TOKENIZER,
-    UNITS,
     A,
     B,
     C,
@@ -73,7 +71,7 @@ def test_the_fastest_is_named_with_its_interval():
 )
 def test_what_is_claimed_of_the_fastest_is_what_its_interval_says(speedup, limits, verdict):
     (line,) = said([run("ngram", speedup, limits)], about="speed")
-    assert line.endswith(f"({speedup:.0%})" if False else verdict)
+    assert line.endswith(verdict)
     assert line.startswith("Highest measured speedup: ngram k=4")
 
 
@@ -555,7 +553,3 @@ def test_command_says_what_is_wrong(stored, tmp_path, capsys, arguments, told):
     assert command.main([*folder, *extra, "--out", str(tmp_path / "page.html")]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
-
-
-def test_categories_cover_all_prompts():
-    assert UNITS % len(CATEGORIES) == 0

@@ -155,6 +155,11 @@ function axes(figure, xs, ys, width, height, marks = ticks(...ys, 5)) {
   return { x, y, left, right, top, bottom, nodes };
 }
 
+function upright(x, y1, y2, colour) {
+  const ends = { x1: x, x2: x, y1, y2 };
+  return [svg("line", { ...ends, class: "casing" }), svg("line", { ...ends, class: "whisker thin", stroke: colour })];
+}
+
 const DASHES = [null, "6 3", "2 3", "9 3 2 3"];
 
 function lines(figure, records, runs, width) {
@@ -187,7 +192,7 @@ function lines(figure, records, runs, width) {
       svg("path", { d: path, class: "line", stroke: colour, "stroke-dasharray": dashes }),
       points.map((point) => {
         const at = x(point[across]) + shift;
-        const whisker = point.low !== null && point.low !== undefined && svg("line", { x1: at, x2: at, y1: y(point.low), y2: y(point.high), class: "whisker thin", stroke: colour });
+        const whisker = point.low !== null && point.low !== undefined && upright(at, y(point.low), y(point.high), colour);
         const dot = svg("circle", { cx: at, cy: y(point[up]), r: 4, fill: colour, class: "dot" });
         const said = [named(point, runs), `${across === "k" ? "k" : "position"} ${point[across]}: ${point[up].toFixed(figure.zero ? 3 : 2)}`];
         if (point.low !== undefined) said.push(span(point));
@@ -219,7 +224,7 @@ function scatter(figure, records, runs, width) {
   const marks = records.map((record) => {
     const colour = runs[record.run].colour;
     const where = x(record.predicted);
-    const whisker = record.low !== null && svg("line", { x1: where, x2: where, y1: y(record.low), y2: y(record.high), class: "whisker thin", stroke: colour });
+    const whisker = record.low !== null && upright(where, y(record.low), y(record.high), colour);
     const dot = svg("circle", { cx: where, cy: y(record.measured), r: 5, fill: colour, class: "dot" });
     return svg("g", {}, whisker, hint.on(dot, [named(record, runs), `predicted ${record.predicted.toFixed(2)}×, measured ${record.measured.toFixed(2)}×`, span(record)]));
   });
