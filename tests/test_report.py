@@ -219,6 +219,14 @@ def test_what_is_kept_and_what_is_added_are_the_reply(several_stored):
             assert tokens == ids("ab é cd")
 
 
+def test_of_a_prompt_that_was_repeated_the_first_repeat_is_shown(tmp_path):
+    run_json, table, *rest = made("ngram")
+    again = table.assign(repeat=1, batch=table["batch"] + 9)
+    store(tmp_path, (run_json, pd.concat([table, again], ignore_index=True), *rest))
+    (by_prompt,) = replies.of_group(results.runs([tmp_path / "runs"]), 1)["replies"].values()
+    assert len(by_prompt["c0/1"]["rounds"]) == len(ROUNDS)
+
+
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 99])
 def test_prompts_are_chosen_evenly_over_categories_and_stay_in_order(count):
     table = pd.DataFrame({"category": ["a"] * 8 + ["b"] * 3 + ["c"]})

@@ -1,6 +1,7 @@
 """The report page as its reader has it: in a browser, opened from disk."""
 
 import csv
+import math
 import time
 
 import pytest
@@ -135,6 +136,17 @@ def test_every_figure_is_drawn_with_its_data(page):
     assert not page.evaluate(
         "/NaN|Infinity|undefined/.test([...document.querySelectorAll('svg')].map((s) => s.outerHTML).join())"
     )
+
+
+def test_a_speedup_stands_where_its_logarithm_is(page):
+    place, marks = page.evaluate(
+        "(() => { const f = document.querySelector('figure'), at = (e, name) => Number(e.getAttribute(name));"
+        "const ticks = [...f.querySelectorAll('.tick')].map((t) => [Number(t.textContent), at(t, 'x')]);"
+        "return [at(f.querySelector('circle'), 'cx'), ticks]; })()"
+    )
+    (low, left), (high, right) = marks[0], marks[-1]
+    assert high > low
+    assert abs(place - left - (right - left) * math.log(1.75 / low) / math.log(high / low)) < 2
 
 
 def test_data_of_a_figure_are_saved_as_csv(page, tmp_path):

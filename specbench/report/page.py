@@ -50,7 +50,7 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
     wordless = [s["target"] for s in settings if s["replies"]["prompts"] and s["pieces"] is None]
     notes += [f"{target}: {NO_TOKENIZER}" for target in dict.fromkeys(wordless)]
     targets = list(dict.fromkeys(run["target"]["name"] for run in runs))
-    data = {
+    data: dict[str, Any] = {
         "title": f"Drafting for {targets[0]}" if len(targets) == 1 else f"Drafting for {len(targets)} targets",
         "made": f"{_count(len(runs), 'run')} in {_count(len(groups), 'setting')}, put together on "
         f"{provenance.now()[:10]} by specbench {specbench.__version__}",
@@ -65,7 +65,7 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
     """The runs, each once, with ids of their own: a question that was answered in two folders is two runs."""
     folders = {Path(run["folder"]).resolve(): run for run in runs}
     seen: Counter[str] = Counter()
-    found = []
+    found: list[Run] = []
     for run in folders.values():
         seen[run["id"]] += 1
         again = f" ({seen[run['id']]})" if seen[run["id"]] > 1 else ""

@@ -33,7 +33,7 @@ def of_group(runs: Sequence[Run], count: int) -> dict[str, Any]:
         asked, steps = table(run, PROMPTS, OF_PROMPTS), table(run, STEPS, OF_STEPS)
         if asked is None or steps is None:
             continue
-        some = chosen(asked, count).to_dict("records")
+        some: Any = chosen(asked, count).to_dict("records")
         prompts = prompts or [_prompt(row) for row in some]
         first = steps[(steps["arm"] == "method") & (steps["repeat"] == 0)]
         replies[run["id"]] = {
