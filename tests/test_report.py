@@ -99,6 +99,17 @@ def test_overlapping_intervals_alone_claim_no_order():
     assert not any("faster than b" in line for line in lines)
 
 
+def test_of_a_drafter_with_several_lengths_the_fastest_is_compared():
+    runs = [run("a", 1.5), run("b", 1.3, k=5), run("b", 1.4, k=4), run("a", 1.2, k=5)]
+    lines = said(runs, against(b=(1.07, [1.01, 1.15])), "speed")
+    assert lines[0].startswith("Highest measured speedup of 4: a k=4")
+    assert lines[1:3] == [
+        "Paired by prompt, a k=4 is faster than b k=4 (1.07 times its speed, 1.01–1.15).",
+        "Faster than plain decoding, their intervals being above 1: a k=4 and b k=4.",
+    ]
+    assert lines[3].endswith("Of each drafter the fastest draft length is compared.")
+
+
 def test_all_are_sorted_by_what_their_intervals_say_of_plain_decoding():
     runs = [run("a", 1.5), run("b", 1.1, (0.9, 1.2)), run("c", 0.8, (0.7, 0.9)), run("d", 0.9, None)]
     lines = said(runs, about="speed")
@@ -120,7 +131,7 @@ def test_neither_a_bound_nor_plain_decoding_nor_changed_text_can_be_the_fastest(
     assert [r["drafter"]["name"] for r in summary.contenders(runs)] == ["ngram"]
     lines = said(runs)
     assert lines[0].startswith("Highest measured speedup: ngram k=4")
-    assert "told k=4 is told the reply, and so is no drafter but a bound: 5.00 (4.00–6.00)." in lines
+    assert "Told the reply beforehand, and so no drafter but a bound: told k=4 at 5.00 (4.00–6.00)." in lines
     assert "Plain decoding measured against itself came to 4.00 (0.90–4.10), where 1 is right." in lines
     assert (
         "Changed the text, so that the speedup is not a lossless method's and does not count above: "

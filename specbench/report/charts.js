@@ -230,7 +230,8 @@ function scatter(figure, records, runs, width) {
   });
   const inside = svg("svg", { x: left, y: top, width: right - left, height: bottom - top }, svg("polygon", { points: corners.join(" "), class: "band" }));
   const equal = svg("line", { x1: x(from), y1: y(from), x2: x(to), y2: y(to), class: "reference" });
-  const keys = records.map((record) => el("span", { class: "key" }, swatch(runs[record.run].colour), named(record, runs)));
+  const colours = new Map(records.map((record) => [record.drafter, runs[record.run].colour]));
+  const keys = [...colours].map(([drafter, colour]) => el("span", { class: "key" }, swatch(colour), drafter));
   return el("div", {}, canvas(figure, width, height, inside, ...frame.nodes, ...across, equal, ...marks), el("div", { class: "keys" }, keys));
 }
 

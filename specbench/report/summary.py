@@ -26,12 +26,12 @@ def sentences(runs: Sequence[Run], versus: Versus) -> list[Sentence]:
     """What is to be said of runs of one setting, the most important first."""
     called = names(runs)
     rivals = contenders(runs)
-    speed = [
-        *_fastest(rivals, called),
-        *_against(rivals, called, versus),
-        *_against_plain(rivals, called),
-        *_limits(runs, called),
-    ]
+    best = _best_of_each(rivals)
+    speed = [*_fastest(rivals, called), *_against(best, called, versus), *_against_plain(best, called)]
+    if len(best) > 1:
+        lengths = " Of each drafter the fastest draft length is compared." if len(best) < len(rivals) else ""
+        speed.append(f"Each interval is at 95 % by itself, not for all comparisons together.{lengths}")
+    speed += _limits(runs, called)
     failed = [f"{called[run['id']]} failed: {run['error']}" for run in runs if run["status"] != "ok"]
     said = {"speed": speed, "text": _texts(runs, called), "doubt": _doubts(runs, called), "failed": failed}
     return [Sentence(about, text) for about, texts in said.items() for text in texts]
@@ -51,6 +51,14 @@ def contenders(runs: Sequence[Run]) -> list[Run]:
     ran = [run for run in runs if run["status"] == "ok" and run["metrics"]["speedup"] is not None]
     fair = [run for run in ran if run["drafter"]["k"] and not run["needs_reference"] and not _changed(run)]
     return sorted(fair, key=lambda run: -run["metrics"]["speedup"])
+
+
+def _best_of_each(rivals: Sequence[Run]) -> list[Run]:
+    """Of each drafter with its options the fastest draft length; the fastest first, as ``rivals`` are."""
+    best: dict[str, Run] = {}
+    for run in rivals:
+        best.setdefault(str(run["config"]["drafter"]), run)
+    return list(best.values())
 
 
 def _changed(run: Run) -> bool:
@@ -110,25 +118,24 @@ def _against_plain(rivals: Sequence[Run], called: Mapping[str, str]) -> list[str
         "below": "Slower than plain decoding, their intervals being below 1: {}.",
         "untold": "Without an interval, so that nothing is shown: {}.",
     }
-    lines = [form.format(_list(sides[side])) for side, form in words.items() if sides[side]]
-    return [*lines, "Each interval is at 95 % by itself, not for all comparisons together."]
+    return [form.format(_list(sides[side])) for side, form in words.items() if sides[side]]
 
 
 def _limits(runs: Sequence[Run], called: Mapping[str, str]) -> list[str]:
     """What frames the numbers: plain decoding against itself, and drafters that know the reply."""
-    lines = []
+    lines, bounds = [], []
     for run in runs:
         if run["status"] != "ok" or run["metrics"]["speedup"] is None:
             continue
-        name, limits = called[run["id"]], run["metrics"]["speedup_ci95"]
+        limits = run["metrics"]["speedup_ci95"]
         speedup = f"{run['metrics']['speedup']:.2f}" + (f" ({_span(limits)})" if limits else "")
         if run["drafter"]["k"] == 0:
             off = limits and _side(limits) != "around"
             doubt = "; its interval leaves out 1, so that the others may be too narrow" if off else ""
             lines.append(f"Plain decoding measured against itself came to {speedup}, where 1 is right{doubt}.")
         elif run["needs_reference"]:
-            lines.append(f"{name} is told the reply, and so is no drafter but a bound: {speedup}.")
-    return lines
+            bounds.append(f"{called[run['id']]} at {speedup}")
+    return lines + ([f"Told the reply beforehand, and so no drafter but a bound: {_list(bounds)}."] if bounds else [])
 
 
 def _texts(runs: Sequence[Run], called: Mapping[str, str]) -> list[str]:
