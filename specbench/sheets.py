@@ -336,5 +336,5 @@ def _numbers(groups: Sequence[Sequence[_Entry]], columns: Sequence[str]) -> pd.D
     found = found[list(columns)]
     found.insert(0, "group", [number for number, group in enumerate(groups, start=1) for _ in group])
     if any(entry.category is not None for entry in entries):
-        found.insert(found.columns.get_loc("k") + 1, "category", [entry.category for entry in entries])
+        found.insert(1 + list(found.columns).index("k"), "category", [entry.category for entry in entries])
     return found

@@ -1,5 +1,6 @@
 """Many records at once: the frame of runs, all their steps, and the commands that list, show and export them."""
 
+import io
 import json
 import logging
 import shutil
@@ -8,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 from test_output import failed, made
 
 from specbench import metrics, record, results
 from specbench.errors import ConfigError
+from specbench.results import __main__ as results_main
 from specbench.results import columns
 from specbench.results.__main__ import main
 
@@ -245,7 +248,7 @@ def test_column_that_there_is_not_is_refused_by_name(home):
 
 
 def out_of(capsys):
-    return capsys.readouterr().out.splitlines()
+    return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
 def refused(capsys, *arguments):
@@ -266,7 +269,7 @@ def test_ls_has_a_line_for_each_run_newest_last(home, capsys):
     lines = out_of(capsys)
     assert listed(lines) == ["id-of-broken", "id-of-ngram", "id-of-suffix"]
     assert "target tiny · dtype float32" in lines[0]
-    assert lines[-2].split() == [
+    assert lines[-3].split() == [
         *("id-of-ngram", "2026-01-02", "00:00", "ngram", "4", "1.52", "1.44x", "1.21–1.71", "equal")
     ]
     (reason,) = [line for line in lines if line.startswith("id-of-broken")]
@@ -280,6 +283,23 @@ def test_ls_makes_a_column_of_what_differs(home, capsys):
     assert "batch_size" not in lines[0]
     assert "batch_size" in next(line for line in lines if "tokens/pass" in line)
     assert lines[-2].split()[5] == "8"
+
+
+def test_reason_is_listed_whatever_is_in_it(tmp_path, capsys):
+    put(tmp_path, failed() | {"error": "KeyError: [/red] [bold]x\nof 3"})
+    assert main(["ls", str(tmp_path)]) == 0
+    assert out_of(capsys)[-2].endswith("failed: KeyError: [/red] [bold]x of 3")
+
+
+def test_ls_on_a_narrow_terminal_keeps_every_number_whole(home, monkeypatch):
+    put(home, made("ngram", {"id": "id-of-other", "config.batch_size": 8, "config.seed": 123456, **day(9)}))
+    narrow = Console(width=40, force_terminal=True, color_system=None, file=io.StringIO())
+    monkeypatch.setattr(results_main.cli, "out", narrow)
+    monkeypatch.setattr(results_main, "Console", lambda **how: Console(file=narrow.file, color_system=None, **how))
+    assert main(["ls", str(home)]) == 0
+    lines = {line.split()[0]: line.split()[3:] for line in narrow.file.getvalue().splitlines() if "id-of-" in line}
+    assert lines["id-of-other"] == ["ngram", "4", "8", "123456", "1.52", "1.44x", "1.21–1.71", "equal"]
+    assert lines["id-of-broken"] == ["broken", "4", "1", "0", "–", "–", "–", "failed:…"]
 
 
 @pytest.mark.parametrize(
@@ -326,7 +346,7 @@ def test_what_is_left_out_is_said_and_the_rest_listed(home, capsys):
     rewrite(home / "id-of-ngram", schema_version=1)
     assert main(["ls", str(home)]) == 0
     found = capsys.readouterr()
-    assert listed(found.out.splitlines()) == ["id-of-broken", "id-of-suffix"]
+    assert listed(map(str.strip, found.out.splitlines())) == ["id-of-broken", "id-of-suffix"]
     assert found.err == f"specbench: left out: {home / 'id-of-ngram'} has schema version 1; this code reads 2\n"
 
 

@@ -120,7 +120,7 @@ def _steps(folder: str, columns: Sequence[str] | None) -> pa.Table | str:
 def _repeated(names: Sequence[str], times: Sequence[int]) -> pd.Categorical:
     """Each name so many times."""
     codes, different = pd.factorize(np.array(names, dtype=object))
-    return pd.Categorical.from_codes(np.repeat(codes, times), different)
+    return pd.Categorical.from_codes(np.repeat(codes, times), pd.Index(different))
 
 
 def _listed(paths: Sequence[Path | str]) -> str:

@@ -5,12 +5,14 @@ Exit codes: 0 done, 1 a file could not be written, 2 what was asked for is not t
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 from rich.table import Table
 
 from specbench import cli, record, results, tables
@@ -36,51 +38,64 @@ SHARED = (
     "seed",
     "repeats",
 )
+COUNTED = ("turns",)  # a failed run has not
+NONE = "–"
+WIDE = 1000  # characters
 FEW = 3  # runs that an error names
 FILTERS = ("drafter", "k", "status", "lossless", *SHARED)
 
 
-def listing(found: pd.DataFrame) -> tuple[str, Table]:
-    """What all runs share, in words, and a table with a line for each run, newest last."""
+def listing(found: pd.DataFrame, width: int) -> tuple[str, Table]:
+    """What all runs share, in words, and a table with a line for each run, newest last. To fit into ``width``
+    characters only the reasons of failed runs are cut."""
     found = found.sort_values("started", kind="stable", na_position="first")
     words = {name: found[name].map(_word) for name in SHARED}
-    shared = [f"{name} {words[name].iloc[0]}" for name in SHARED if words[name].nunique() == 1]
-    differing = [name for name in SHARED if words[name].nunique() > 1]
-    table = tables.numbers(("id", "started", "drafter", "k", *differing, "tokens/pass", "speedup", "95 % CI", ""))
-    for column in table.columns:
-        column.no_wrap, column.overflow = True, "ellipsis"
-        if column.header in ("id", "started"):
-            column.justify, column.min_width = "left", 12
+    known = {name: words[name][found["status"] == "ok"] if name in COUNTED else words[name] for name in SHARED}
+    differing = [name for name in SHARED if known[name].nunique() > 1]
+    shared = {name: known[name].iloc[0] for name in SHARED if known[name].nunique() == 1}
+    rows = []
     for place, run in enumerate(found.to_dict("records")):
-        ok = run["status"] == "ok"
-        table.add_row(
-            run["id"],
-            f"{run['started']:%Y-%m-%d %H:%M}" if not pd.isna(run["started"]) else "–",
-            run["drafter"],
-            _word(run["k"]),
-            *(words[name].iloc[place] for name in differing),
-            _number(run["tokens_per_pass"], "{:.2f}"),
-            _number(run["speedup"], "{:.2f}x"),
-            tables.interval(None if pd.isna(run["speedup_low"]) else (run["speedup_low"], run["speedup_high"])),
-            _word(run["lossless"]) if ok else f"failed: {' '.join(run['error'].split())}",
-            style=None if ok else "red",
+        limits = None if pd.isna(run["speedup_low"]) else (run["speedup_low"], run["speedup_high"])
+        rows.append(
+            (
+                run["id"],
+                NONE if pd.isna(run["started"]) else f"{run['started']:%Y-%m-%d %H:%M}",
+                run["drafter"],
+                _word(run["k"]),
+                *(words[name].iloc[place] for name in differing),
+                _number(run["tokens_per_pass"], "{:.2f}"),
+                _number(run["speedup"], "{:.2f}x"),
+                tables.interval(limits),
+                _word(run["lossless"]) if run["status"] == "ok" else f"failed: {' '.join(run['error'].split())}",
+            )
         )
-    return " · ".join(part for part in shared if not part.endswith(" –")), table
+    table = tables.numbers(("id", "started", "drafter", "k", *differing, "tokens/pass", "speedup", "95 % CI", ""))
+    for column, cells in zip(table.columns, zip(*rows, strict=True), strict=True):
+        column.no_wrap, column.overflow = True, "ellipsis"
+        column.width = max(map(len, (str(column.header), *cells)))  # a number that is cut is another number
+        if column.header in ("id", "started"):
+            column.justify = "left"
+    *others, last = (column.width or 0 for column in table.columns)
+    table.columns[-1].width = max(len("near-tie"), min(last, width - sum(others) - len(table.columns) - 1))
+    for row, status in zip(rows, found["status"], strict=True):
+        table.add_row(*row, style=None if status == "ok" else "red")
+    return " · ".join(f"{name} {word}" for name, word in shared.items() if word != NONE), table
 
 
 def chosen(found: pd.DataFrame, wanted: dict[str, str]) -> pd.DataFrame:
     """The runs that have one of the comma-separated values of every column that is ``wanted``. Raises ConfigError for
     a value that none of them has."""
+    keep = pd.Series(True, index=found.index)
     for name, text in wanted.items():
         words, values = found[name].map(_word), text.split(",")
         for value in values:
             if value not in set(words):
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{option} {value}: no such run. {nearest(value, words.unique())}")
-        found = found[words.isin(values)]
-        if found.empty:
-            raise ConfigError(f"no run has {' and '.join(f'{name} {text}' for name, text in wanted.items())}")
-    return found
+        keep &= words.isin(values)
+    if not keep.any():
+        raise ConfigError(f"no run has {' and '.join(f'{name} {text}' for name, text in wanted.items())}")
+    return found[keep]
 
 
 def the_one(name: str, home: Path) -> dict[str, Any]:
@@ -101,31 +116,36 @@ def the_one(name: str, home: Path) -> dict[str, Any]:
     return {**record.read(Path(folders[0])), "folder": folders[0]}
 
 
-# by suffix of the file
-FORMATS: dict[str, Callable[[pd.DataFrame], str | bytes]] = {
-    ".csv": lambda found: found.to_csv(index=False),
-    ".parquet": lambda found: _parquet(found),
-    ".json": lambda found: found.to_json(orient="records", indent=1, date_format="iso", double_precision=15),
-}
-
-
 def _parquet(found: pd.DataFrame) -> bytes:
     buffer = io.BytesIO()
     found.to_parquet(buffer, index=False)
     return buffer.getvalue()
 
 
+def _json(found: pd.DataFrame) -> str:
+    """Written here, as pandas would round to 15 digits."""
+    rows = found.astype(object).where(found.notna(), None).to_dict("records")
+    return json.dumps(rows, indent=1, ensure_ascii=False, default=lambda time: time.isoformat())
+
+
+# by suffix of the file
+FORMATS: dict[str, Callable[[pd.DataFrame], str | bytes]] = {
+    ".csv": lambda found: found.to_csv(index=False),
+    ".parquet": _parquet,
+    ".json": _json,
+}
+
+
 def _ls(asked: argparse.Namespace) -> None:
     wanted = {name: getattr(asked, name) for name in FILTERS if getattr(asked, name) is not None}
-    shared, table = listing(chosen(results.frame(asked.runs or [HOME]), wanted))
+    shared, table = listing(chosen(results.frame(asked.runs or [HOME]), wanted), _out().width)
     cli.out.print(shared, style="bold", highlight=False, soft_wrap=True)
-    # into a pipe goes every line whole
-    cli.out.print(table, **({} if cli.out.is_terminal else {"width": 1000, "crop": False}))
+    Console(width=WIDE, markup=False).print(table)  # a terminal that is too narrow breaks the lines itself
 
 
 def _show(asked: argparse.Namespace) -> None:
     for part in show(the_one(asked.run, asked.home)):
-        cli.out.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
+        _out().print(part, highlight=False, soft_wrap=isinstance(part, str))
 
 
 def _export(asked: argparse.Namespace) -> None:
@@ -140,7 +160,7 @@ def _export(asked: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m specbench.results", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="ls | show | export")
-    runs = {"type": Path, "metavar": "RUNS", "help": "record folders, or folders that hold some"}
+    runs: dict[str, Any] = {"type": Path, "metavar": "RUNS", "help": "record folders, or folders that hold some"}
     ls = commands.add_parser("ls", help="a line for each run, newest last")
     ls.add_argument("runs", nargs="*", **runs)
     for name in FILTERS:
@@ -158,10 +178,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _out() -> Console:
+    """The terminal; or, into a pipe or a file, one so wide that every line stays whole."""
+    return Console(width=cli.out.width if cli.out.is_terminal else WIDE, markup=False)
+
+
 def _word(value: Any) -> str:
     """A value as it is listed, and typed to filter by it."""
     if pd.isna(value):
-        return "–"
+        return NONE
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

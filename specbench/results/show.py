@@ -19,7 +19,7 @@ def show(run: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield from _measured(run)
     else:
         yield f"\nFailed: {run['error']}"
-    yield f"\nFlags: {'' if run['flags'] else 'none'}"
+    yield "\nFlags:" if run["flags"] else "\nFlags: none"
     yield from (f"- {line}." for line in tables.flags([run]))
     for head, part in (
         ("Configuration", run["config"]),
