@@ -185,6 +185,15 @@ def test_by_k_keeps_options_apart():
     assert "k=7" not in speedup.columns  # that one was run at no other k
 
 
+def test_options_are_named_even_where_they_were_run_at_different_k():
+    runs = [run_of("ngram", k, max_n=n) for k, n in ((2, 1), (4, 1), (4, 3), (7, 3))]
+    speedup, _ = document("by_k", sorted(runs, key=lambda run: run["drafter"]["k"])).sheets
+    assert [[cell.text for cell in row] for row in speedup.rows] == [
+        ["ngram max_n=1", "1.00", "1.00", "–"],
+        ["ngram max_n=3", "–", "1.00", "1.00"],
+    ]
+
+
 def test_lossy_cell_is_marked_where_it_stands():
     runs = [run_of("eagle", 2), run_of("eagle", 4)]
     runs[1]["metrics"]["lossless"] = LOSSY

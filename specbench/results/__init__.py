@@ -60,7 +60,7 @@ def steps(paths: Sequence[Path | str], columns: Sequence[str] | None = None) -> 
     _left_out([reason for reason in read if isinstance(reason, str)], bool(whole))
     ids, folders, tables = zip(*whole, strict=True)
     lengths = [len(table) for table in tables]
-    joined = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
+    joined = pa.concat_tables(tables, promote_options="permissive")
     del read, whole, tables  # or they would stay in memory beside what is made of them
     found = joined.to_pandas(split_blocks=True, self_destruct=True)
     found.insert(0, "id", _repeated(ids, lengths))
