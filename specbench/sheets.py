@@ -307,7 +307,7 @@ def _marks(named: Sequence[_Entry]) -> Iterator[str]:
         if _lossy(entry.run):
             verdict = tables.verdict(entry.run["metrics"]["lossless"])
             yield f"{LOSSY} {entry.name} is not shown to be lossless: {verdict}."
-    bounds = [entry.name for entry in named if _bound(entry.run)]
+    bounds = dict.fromkeys(entry.run["drafter"]["name"] for entry in named if _bound(entry.run))
     if bounds:
         yield f"{BOUND} {', '.join(bounds)}: a bound and no method, as it is told what plain decoding says."
 

@@ -80,6 +80,7 @@ def _latex(sheet: Sheet, label: str) -> str:
         r"\centering\small",
         f"\\caption{{{tex(sheet.caption)}: {tex(sheet.setting)}.}}",
         f"\\label{{{label}}}",
+        r"\par\medskip",
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         f"\\begin{{tabular}}{{{aligned}}}",
         r"\toprule",

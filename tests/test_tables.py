@@ -88,7 +88,7 @@ def test_lossy_bound_and_failed_runs_are_explained_below():
             assert "† lossy k=4 is not shown to be lossless: MISMATCH 2/16." in sheet.notes
             assert "† hasty k=4 is not shown to be lossless: untested." in sheet.notes
             (bound,) = [note for note in sheet.notes if note.startswith("‡")]
-            assert bound.startswith("‡ oracle k=4: a bound and no method")
+            assert bound.startswith("‡ oracle: a bound and no method")
             assert "broken k=4 failed: ArithmeticError: made of cheese" in sheet.notes
             assert sheets.NO_BOLD in sheet.notes
             assert sheets.BOLD_IS not in sheet.notes
