@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ RUN = "run.json"
 STEPS = "steps.parquet"
 PROMPTS = "prompts.parquet"
 ROUNDS = "rounds.parquet"
+FILES = frozenset((RUN, STEPS, PROMPTS, ROUNDS))
 REPLACE_ATTEMPTS = 10
 
 
@@ -42,6 +43,8 @@ def read(folder: Path) -> dict[str, Any]:
         run = json.loads((folder / RUN).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} holds no {RUN}, so it is no record of a run") from error
+    except OSError as error:
+        raise ConfigError(f"{folder / RUN} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"{folder / RUN} is not JSON: {error}") from error
     version = run.get("schema_version") if isinstance(run, dict) else None
@@ -67,16 +70,21 @@ def discard_failed(results_dir: Path, id_: str) -> None:
 
 
 def find(paths: list[Path]) -> list[Path]:
-    """Record folders among ``paths``: each is one, or holds some directly. Raises ConfigError if there are none."""
-    found: list[Path] = []
-    for path in paths:
-        if (path / RUN).exists():
-            found.append(path)
-        elif path.is_dir():
-            found += sorted(p.parent for p in path.glob(f"*/{RUN}") if not p.parent.name.startswith("."))
+    """Record folders among ``paths``: each is one, or holds some at any depth. Halves of records, which lack their
+    ``run.json``, are among them, so that whoever reads them can say so. Raises ConfigError if there are none."""
+    found = [folder for path in paths for folder in _records(path)]
     if not found:
         raise ConfigError(f"no records of runs in {', '.join(map(str, paths))}; run python -m specbench first")
     return found
+
+
+def _records(path: Path) -> Iterator[Path]:
+    """Folders under ``path``, itself included, that hold a file of a record; hidden ones are not for others' eyes."""
+    for folder, inside, files in os.walk(path):
+        if not FILES.isdisjoint(files):
+            inside.clear()  # no record is in another
+            yield Path(folder)
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
 
 
 def write(
@@ -107,12 +115,12 @@ def write(
     return folder
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """Write one file whole or not at all, making its folder. Raises RunError if the disk does not take it."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(scratch, path)
     except OSError as error:
         with suppress(OSError):

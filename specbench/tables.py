@@ -1,6 +1,6 @@
 """Tables of runs, computed from their records: for the terminal and for documents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -52,29 +52,31 @@ def precision(target: Mapping[str, Any]) -> str:
     return target["dtype"] if target.get("quant") is None else f"{target['dtype']} with {target['quant']} weights"
 
 
-def by_setting(runs: Sequence[Run]) -> list[list[Run]]:
+def by_setting(runs: Sequence[Run], varying: Container[str] = ()) -> list[list[Run]]:
     """Runs that may stand in one table, in order of first appearance: same target files, precision, prompts, sampling,
-    lengths, batch size, stops, seed, code, packages and machine. Failed runs join those they would have been with."""
+    lengths, batch size, stops, seed, code, packages and machine. Failed runs join those they would have been with.
+    ``varying``: settings in which they may differ, as the table is about them."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        config, target, origin = run["config"], run["target"], run["provenance"]
-        shared = {name: config[name] for name in ("sampling", "max_new_tokens", "batch_size", "stop", "seed")}
-        same = [origin["code_sha256"], origin["packages"], origin["machine"], run["dataset"]["sha256"]]
+        config, target, made = run["config"], run["target"], run["provenance"]
+        names = ("sampling", "max_new_tokens", "batch_size", "stop", "seed")
+        shared = {name: config[name] for name in names if name not in varying}
+        same = [made["code_sha256"], made["packages"], made["machine"], run["dataset"]["sha256"]]
         key = str([shared, target["files"], precision(target), target["device"], target.get("engine"), *same])
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """What to call each run of a group: the drafter's name and, where runs of one name and k differ in the drafter's
-    options, those options."""
+def labels(runs: Sequence[Run], any_k: bool = False) -> list[str]:
+    """What to call each run of a group: the drafter's name and, where runs of one name and k (``any_k``: of one name)
+    differ in the drafter's options, those options."""
     called = []
     for run in runs:
         name, options = run["drafter"]["name"], run["config"]["drafter"]
         twins = [
             r["config"]["drafter"]
             for r in runs
-            if (r["drafter"]["name"], r["drafter"]["k"]) == (name, run["drafter"]["k"])
+            if r["drafter"]["name"] == name and (any_k or r["drafter"]["k"] == run["drafter"]["k"])
         ]
         differing = [key for key in options if any(twin.get(key) != options[key] for twin in twins)]
         called.append(" ".join([name, *(f"{key}={options[key]}" for key in differing)]))
@@ -90,7 +92,7 @@ def row(run: Run, label: str) -> list[str]:
     """The cells of one run under ``COLUMNS``."""
     if run["status"] != "ok":
         return [label, str(run["drafter"]["k"]), *["–"] * (len(COLUMNS) - 3), "failed"]
-    return [label, str(run["drafter"]["k"]), *_numbers(run["metrics"]), _verdict(run["metrics"]["lossless"])]
+    return [label, str(run["drafter"]["k"]), *_numbers(run["metrics"]), verdict(run["metrics"]["lossless"])]
 
 
 def detail(run: Run, label: str) -> list[str]:
@@ -100,7 +102,7 @@ def detail(run: Run, label: str) -> list[str]:
         return cells + ["–"] * (len(DETAILS) - 2)
     metrics, model = run["metrics"], run["model"]
     joint = [show(share, "{:.2f}").replace("0.", ".", 1) for share in metrics["acceptance_by_position"]["joint"]]
-    cells += [_interval(metrics["tokens_per_pass_ci95"]), " ".join(joint) or "–"]
+    cells += [interval(metrics["tokens_per_pass_ci95"]), " ".join(joint) or "–"]
     measured = show(metrics["speedup"], "{:.2f}x")
     if model is None:
         return [*cells, "–", "–", measured, "–", "–", "–"]
@@ -138,23 +140,29 @@ def markdown(runs: Sequence[Run]) -> str:
     runs say why."""
     named = list(zip(runs, labels(runs), strict=True))
     lines = [" · ".join(title(runs)), "", *_markdown(COLUMNS, [row(*run) for run in named])]
-    origin = runs[0]["provenance"]
-    commit = (origin["git"] or {}).get("commit")
-    machine = origin["machine"]
-    facts = [
-        machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads",
-        f"torch {origin['packages']['torch']}",
-        f"commit {commit[:10]}" if commit else f"specbench {origin['specbench']}",
-        " to ".join(sorted({run["provenance"]["started"][:10] for run in runs})),
-        f"runs {', '.join(run['id'] for run in runs)}",
-    ]
-    lines += ["", "plain: tokens/s of plain decoding of the same prompts, interleaved in the same run.", ""]
+    lines += ["", PLAIN_IS, ""]
     lines += [*_markdown(DETAILS, [detail(*run) for run in named]), "", DETAILS_ARE, ""]
-    lines += [line for run in runs if run["status"] != "ok" for line in (_failure(run), "")]
+    lines += [line for run in runs if run["status"] != "ok" for line in (failure(run), "")]
     lines += [f"- {flag}." for flag in flags(runs)] + [""] * any(run["flags"] for run in runs)
-    return "\n".join([*lines, "; ".join(facts) + "."]) + "\n"
+    return "\n".join([*lines, f"{origin(runs)}; runs {', '.join(run['id'] for run in runs)}."]) + "\n"
 
 
+def origin(runs: Sequence[Run]) -> str:
+    """On what machine, with what code and when a group of runs was made, in words."""
+    made = runs[0]["provenance"]
+    commit = (made["git"] or {}).get("commit")
+    machine = made["machine"]
+    days = sorted(run["provenance"]["started"][:10] for run in runs)
+    facts = (
+        machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads",
+        f"torch {made['packages']['torch']}",
+        f"commit {commit[:10]}" if commit else f"specbench {made['specbench']}",
+        days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
+    )
+    return "; ".join(facts)
+
+
+PLAIN_IS = "plain: tokens/s of plain decoding of the same prompts, interleaved in the same run."
 DETAILS_ARE = (
     "accepted up to position: share of the rounds that drafted so far whose drafts were all accepted up to it. draft, "
     "verify, accept, rest: shares of a round's time in a profiling pass. predicted: speedup by acceptance and that "
@@ -164,7 +172,8 @@ DETAILS_ARE = (
 )
 
 
-def _failure(run: Run) -> str:
+def failure(run: Run) -> str:
+    """Why a run failed."""
     return f"{run['drafter']['name']} failed: {run['error']}"
 
 
@@ -194,10 +203,10 @@ def _numbers(measured: Mapping[str, Any]) -> list[str]:
     return [
         show(measured["tokens_per_pass"], "{:.2f}"),
         show(measured["acceptance_rate"], "{:.0%}"),
-        _speed(measured["decode_tokens_per_s"]),
-        _speed(measured["baseline_decode_tokens_per_s"]),
+        speed(measured["decode_tokens_per_s"]),
+        speed(measured["baseline_decode_tokens_per_s"]),
         show(measured["speedup"], "{:.2f}x"),
-        _interval(measured["speedup_ci95"]),
+        interval(measured["speedup_ci95"]),
     ]
 
 
@@ -215,11 +224,13 @@ def flags(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _interval(limits: Sequence[float] | None) -> str:
+def interval(limits: Sequence[float] | None) -> str:
+    """The limits of an interval, or a dash where there is none."""
     return "–" if limits is None else f"{limits[0]:.2f}–{limits[1]:.2f}"
 
 
-def _speed(value: float | None) -> str:
+def speed(value: float | None) -> str:
+    """Tokens per second."""
     return show(value, "{:.1f}" if value is None or value < 1000 else "{:.0f}")
 
 
@@ -228,7 +239,8 @@ def show(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
-def _verdict(lossless: Mapping[str, Any]) -> str:
+def verdict(lossless: Mapping[str, Any]) -> str:
+    """Of losslessness, with its count."""
     if lossless["verdict"] == "equal":
         return f"equal {lossless['equal']}/{lossless['prompts']}"
     if lossless["verdict"] == "law":

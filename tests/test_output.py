@@ -374,7 +374,14 @@ def script(name, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("name", "files"), [("make_tables.py", ["table.md"]), ("make_figures.py", ["speedup.png", "speedup.pdf"])]
+    ("name", "files"),
+    [
+        (
+            "make_tables.py",
+            ["table.md", "comparison.csv", "comparison.tex", "categories.md", "categories.csv", "categories.tex"],
+        ),
+        ("make_figures.py", ["speedup.png", "speedup.pdf"]),
+    ],
 )
 def test_script_writes_its_files_and_prints_their_paths(real, tmp_path, name, files):
     done = script(name, real, "--out", tmp_path / "out")

@@ -243,6 +243,22 @@ def test_find_ignores_hidden_folders(tmp_path):
     assert record.find([tmp_path]) == [tmp_path / ID]
 
 
+def test_find_looks_at_any_depth_but_not_into_records(tmp_path):
+    deep = record.write(tmp_path / "a" / "b" / "c", ok())
+    record.write(deep / "inside", {**ok(), "id": "x"})
+    record.write(tmp_path / ".hidden" / "b", ok())
+    other = record.write(tmp_path / "z", ok())
+    assert record.find([tmp_path]) == [deep, other]
+
+
+def test_find_finds_the_half_of_a_record_for_its_reader_to_name(tmp_path):
+    folder = record.write(tmp_path, ok(), STEPS)
+    (folder / record.RUN).unlink()
+    assert record.find([tmp_path]) == [folder]
+    with pytest.raises(ConfigError, match=rf"{ID} holds no run\.json"):
+        record.read(folder)
+
+
 @pytest.mark.parametrize("place", [".", "missing"])
 def test_find_without_records_says_what_to_run(tmp_path, place):
     with pytest.raises(ConfigError, match=r"no records of runs in .*; run python -m specbench first"):
@@ -256,6 +272,11 @@ def test_file_is_written_with_its_folder(tmp_path):
     record.write_file(tmp_path / "new" / "folder" / "a.json", "Grüße\n")
     assert (tmp_path / "new" / "folder" / "a.json").read_bytes() == "Grüße\n".encode()
     assert names(tmp_path / "new" / "folder") == ["a.json"]
+
+
+def test_file_of_bytes_is_written_as_it_is(tmp_path):
+    record.write_file(tmp_path / "a.parquet", b"PAR1\r\n\xff")
+    assert (tmp_path / "a.parquet").read_bytes() == b"PAR1\r\n\xff"
 
 
 def test_file_replaces_the_old_one_whole(tmp_path):
