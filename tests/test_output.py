@@ -13,7 +13,7 @@ from conftest import baseline, tiny
 from rich.console import Console
 
 from drafters.ngram import NGram
-from specbench import plots, progress, record, tables
+from specbench import progress, record, tables
 from specbench.comparison import Arm, Settings
 from specbench.decoding import Step
 from specbench.memory import CLEAR, PeakMemory
@@ -337,31 +337,6 @@ def test_terminal_table_of_categories_fits_80_columns(real_runs):
         text = printed(tables.terminal_by_category(run_json))
         assert "…" not in text
         assert all(category in text for category in run_json["by_category"])
-
-
-# figures
-
-
-NO_INTERVALS = {"metrics.speedup_ci95": None, "metrics.tokens_per_pass_ci95": None}
-NOTHING = {"metrics": {**dict.fromkeys(NUMBERS), "lossless": EQUAL}}
-
-
-@pytest.mark.parametrize(
-    "runs",
-    [
-        [made(max_n=2), made(max_n=4), made("unheard of", {"metrics.speedup_ci95": [1.5, 1.7]})],
-        [made(changes=NO_INTERVALS), made("suffix", NO_INTERVALS)],
-        [made(), made("none", NOTHING), failed()],
-        [failed()],
-    ],
-    ids=["intervals", "no intervals", "one failed", "all failed"],
-)
-def test_figure_is_written_as_png_and_pdf(tmp_path, runs):
-    files = plots.speedup_by_drafter(runs, tmp_path / "new" / "speedup")
-    assert files == [tmp_path / "new" / "speedup.png", tmp_path / "new" / "speedup.pdf"]
-    assert [file.read_bytes()[:4] for file in files] == [b"\x89PNG", b"%PDF"]
-    assert min(file.stat().st_size for file in files) > 2000
-    assert plots.plt.get_fignums() == []  # none is left open
 
 
 # scripts
