@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from drafters.none import NoDrafter
@@ -22,11 +23,12 @@ from specbench.model import CausalLM
 from specbench.prompts import PromptSet
 from specbench.runner import Cell, Plan, run
 from specbench.stopping import StopRule
+from specbench.tracking import Tracker
 
-GROUPS = ("target", "drafter", "dataset", "sampling")
+GROUPS = ("target", "drafter", "dataset", "sampling", "tracker")
 WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed", "repeats", "profile")
 # how a run is carried out, not what it measures; precision and device enter the record as what they resolved to
-NOT_ASKED = ("results_dir", "force", "compare", "k_of", "drafter", "dtype", "device")
+NOT_ASKED = ("results_dir", "force", "compare", "k_of", "drafter", "dtype", "device", "tracker")
 
 SETTINGS = (*GROUPS, *WHOLE_NUMBERS, "dtype", "device", "stop", "compare", "k_of", "results_dir", "force")
 
@@ -50,6 +52,7 @@ def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
     if cfg.profile < 0:
         raise ConfigError(f"profile={cfg.profile} is negative; give the number of prompts to profile, 0 for none")
     settings = Settings(cfg.batch_size, make(cfg.sampling), cfg.seed, StopRule(cfg.max_new_tokens), cfg.repeats)
+    tracker: Tracker = make(cfg.tracker)
     cells = _cells(cfg)
     prompts: PromptSet = make(cfg.dataset)
     target: CausalLM = make(cfg.target)
@@ -63,10 +66,20 @@ def run_cells(cfg: DictConfig) -> list[dict[str, Any]]:
         decode=target.tokenizer.decode,
     )
     settings = replace(settings, stop=stop)
-    plan = Plan(target, prompts, settings, cells, Path(cfg.results_dir), cfg.force, profiled=cfg.profile)
-    records = run(plan, Arm("baseline", NoDrafter(), 0), partial(progress.show, cli.err))
+    plan = Plan(target, prompts, settings, cells, Path(cfg.results_dir), cfg.force, cfg.profile, _study())
+    records = run(plan, Arm("baseline", NoDrafter(), 0), partial(progress.show, cli.err), tracker)
     _report(records, plan.results_dir)
     return records
+
+
+def _study() -> str | None:
+    """What the run is part of: the experiment, else the axes of the sweep, as they were typed."""
+    hydra = HydraConfig.get()
+    if hydra.runtime.choices.get("experiment"):
+        return str(hydra.runtime.choices["experiment"])
+    if hydra.mode == RunMode.MULTIRUN:
+        return " ".join(word for word in sys.argv[1:] if "=" in word and "," in word)
+    return None
 
 
 def _cells(cfg: DictConfig) -> list[Cell]:
