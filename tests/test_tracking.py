@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -547,3 +548,72 @@ def test_wrong_settings_are_refused_by_name(tmp_path, capsys, bad):
     assert __main__.main([*asked(tmp_path), *bad.split()]) == 2
     said = capsys.readouterr().err
     assert [part for part in REFUSED[bad] if part not in said] == []
+
+
+# the scripts
+
+
+class Calls:
+    """Stands for a module: its names make objects that keep their arguments."""
+
+    def __getattr__(self, name):
+        return lambda *args, **how: SimpleNamespace(kind=name, args=args, **how)
+
+
+def dashboard():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import wandb_dashboard
+
+    return wandb_dashboard
+
+
+def test_dashboard_shows_what_runs_have():
+    made = dashboard().dashboard("me", "specbench", Calls(), Calls())
+    known = {"loss", "validation_loss", "tokens_per_pass"}  # of trainings
+    known |= {f"live/{name}" for name in ("seconds", "replies", "replies_of", "tokens_per_s", "tokens_per_pass")}
+    known |= {"live/baseline_tokens_per_s"}
+    for folder in record.find([REFERENCE]):
+        known |= set(tracking.numbers(record.read(folder))) | set(tracking.tables(record.read(folder)))
+    shown = []
+    for panel in (panel for section in made.sections for panel in section.panels):
+        axes = [
+            axis.args[0] for axis in (getattr(panel, "x", None), getattr(panel, "y", None)) if hasattr(axis, "args")
+        ]
+        lines = panel.y if panel.kind == "LinePlot" else []
+        shown += [*getattr(panel, "metrics", []), *axes, *lines, getattr(panel, "table_name", "k")]
+    columns = [name.partition(":")[2] for name in made.runset_settings.pinned_columns if name.startswith("summary:")]
+    assert len(shown) > 30
+    assert {*shown, *columns} - known == {"k"}
+
+
+def test_dashboard_is_a_view_of_the_real_package():
+    workspaces = pytest.importorskip("wandb_workspaces.workspaces")
+    panels = pytest.importorskip("wandb_workspaces.reports.v2")
+    spec = dashboard().dashboard("me", "specbench", workspaces, panels)._to_model().spec.model_dump(by_alias=True)
+    sections = spec["section"]["panelBankConfig"]["sections"]
+    assert [section["name"] for section in sections][:2] == ["Speedup", "Acceptance"]
+    assert sections[0]["panels"][2]["config"]["xAxis"] == "config:k.value"
+    assert f"| {sections[0]['name']} |" in (ROOT / "docs" / "wandb.md").read_text()
+
+
+def test_dashboard_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    monkeypatch.setattr(sys, "argv", ["wandb_dashboard", "--entity", "me"])
+    with pytest.raises(SystemExit, match="pip install wandb-workspaces"):
+        dashboard().main()
+
+
+def test_records_are_sent_later(tmp_path, monkeypatch, capsys):
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import wandb_send
+
+    folder = record.find([REFERENCE])[0]
+    shutil.copytree(folder, tmp_path / "runs" / folder.name)
+    for _ in range(2):
+        arguments = [str(tmp_path / "runs"), "--group", "study", "--mode", "offline"]
+        monkeypatch.setattr(sys, "argv", ["wandb_send", *arguments])
+        wandb_send.main()
+    (run,) = kept(tmp_path / "runs").values()
+    assert (run.about.run_id, run.about.run_group) == (folder.name, "study")
+    assert run.summary["speedup"] == record.read(folder)["metrics"]["speedup"]
+    assert capsys.readouterr().err.count("wandb sync") == 2
