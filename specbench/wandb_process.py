@@ -17,6 +17,8 @@ from typing import Any
 
 UNREACHABLE = 10.0  # seconds after which a server that does not answer counts as not there
 
+ROOM = 2**20  # bytes
+
 
 def main() -> None:
     """Serve one run."""
@@ -33,14 +35,20 @@ def main() -> None:
     try:
         page = next(lines)
         run, notes = begin(page)
-        answer(notes=notes)
+        answer(notes=notes, offline=run.offline)
         ending = follow(run, lines)
         notes = end(run, page, ending or {"error": "the run was broken off"})
+        check_room(Path(page["folder"]))
         replace_older(run, page)
         answer(notes=notes)
     except Exception as error:
-        answer(error=f"{type(error).__name__}: {error}".splitlines()[0])
+        answer(error=first_line(error))
         sys.exit(1)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def begin(page: Mapping[str, Any]) -> tuple[Any, list[str]]:
@@ -82,14 +90,13 @@ def begin(page: Mapping[str, Any]) -> tuple[Any, list[str]]:
     try:
         run = wandb.init(mode=page["mode"], **how)
     except Exception as error:
-        said = str(error).splitlines()[0]
-        reason = "you are not logged in (wandb login)" if "API key" in said else said
+        reason = f" ({first_line(error)})"
+        wandb.teardown()  # else the run's id is taken
         run = wandb.init(mode="offline", **how)
     run.define_metric("live/*", step_metric="live/seconds", summary="none")
     if run.offline:
-        because = f", as {reason}" if reason else ""
         folder = Path(run.settings.sync_dir).parent
-        return run, [f"Weights & Biases is offline{because}; to send what is kept: wandb sync {folder}/offline-run-*"]
+        return run, [f"Weights & Biases is offline{reason}; to send what is kept: wandb sync {folder}/offline-run-*"]
     return run, [f"shown at {run.project_url}"] if run.project_url else []
 
 
@@ -139,10 +146,16 @@ def figures(record: Path, folder: Path) -> dict[str, Path]:
     return drawn
 
 
+def check_room(folder: Path) -> None:
+    """Raise OSError where the disk takes no more: wandb does not say that it could not write."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(ROOM))
+
+
 def replace_older(run: Any, page: Mapping[str, Any]) -> None:
     """Remove what was kept offline of an earlier run of this record: sent later, it would undo what is newer."""
     here = Path(run.settings.sync_dir)
-    for older in here.parent.glob(f"offline-run-*-{page['id']}*"):
+    for older in here.parent.glob(f"*run-*-{page['id']}*"):
         if older != here:
             shutil.rmtree(older, ignore_errors=True)
 

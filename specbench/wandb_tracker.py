@@ -73,7 +73,8 @@ class Wandb(Tracker):
         )
         os.set_blocking(self._input.fileno(), False)
         shown = {**asdict(page), "group": self._group or page.group, "folder": str(page.folder)}
-        self._ask({**shown, **self._where}, START)
+        if self._ask({**shown, **self._where}, START).get("offline"):
+            self._where["mode"] = "offline"  # the next run need not find out
 
     def log(self, row: Mapping[str, float], step: int | None = None) -> None:
         """Hand the row over, or drop it where the process is behind."""
@@ -95,8 +96,8 @@ class Wandb(Tracker):
             raise RunError("no run of Weights & Biases is open")
         return self._process.stdin
 
-    def _ask(self, message: Mapping[str, Any], seconds: float) -> None:
-        """Say something that is answered, pass on what the user should know, once. Leaves the process if it fails."""
+    def _ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Say something, pass on what the user should know of the answer, once. Leaves the process if it fails."""
         try:
             until = time.monotonic() + seconds
             self._say(message, seconds)
@@ -110,6 +111,7 @@ class Wandb(Tracker):
             if note not in self._said:
                 self._said.add(note)
                 log.info("%s", note)
+        return answer
 
     def _say(self, message: Mapping[str, Any], seconds: float) -> None:
         """A line of JSON, within so many seconds; of no seconds, now or never."""

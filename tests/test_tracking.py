@@ -1,15 +1,19 @@
 import fnmatch
+import gzip
 import io
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from contextlib import redirect_stderr
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -262,9 +266,9 @@ def test_files_of_the_record_are_kept_when_asked(sweep):
 
 
 def test_who_is_not_logged_in_is_told_how_to_send_it_once_per_run_and_asked_nothing(sweep):
-    line = "Weights & Biases is offline, as you are not logged in (wandb login); to send what is kept: wandb sync "
+    line = "Weights & Biases is offline (No API key configured. Use `wandb login` to log in.); to send what is kept: "
     assert sweep.said.count(line) == 2
-    assert f"{line}{sweep.folder / 'results' / 'wandb'}/offline-run-*" in sweep.said
+    assert f"{line}wandb sync {sweep.folder / 'results' / 'wandb'}/offline-run-*" in sweep.said
     assert [line for line in sweep.said.splitlines() if not line.startswith("specbench: ")] == []
 
 
@@ -334,6 +338,99 @@ def test_figures_are_kept_when_asked(tmp_path):
         assert len(image) > 10_000
 
 
+# a server
+
+
+class Server(BaseHTTPRequestHandler):
+    """As much of W&B's server as a run needs. ``slow``: seconds before it takes what a run has logged."""
+
+    slow, there, heard = 0.0, True, ()
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"] or 0))
+        said = {}
+        if not self.there:
+            self.send_error(404)
+            return
+        if self.path == "/graphql":
+            asked = json.loads(gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
+            said = {"data": self.answer(asked["query"], asked["variables"])}
+        elif "file_stream" in self.path:
+            time.sleep(self.slow)
+            self.heard.append(json.loads(body))
+        answer = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST  # noqa: N815
+
+    def answer(self, query, given):
+        project = {"id": "p", "name": "specbench", "entity": {"id": "e", "name": "me"}}
+        if "RunResumeStatus" in query:
+            return {"model": {**project, "bucket": None}}
+        if "upsertBucket" in query:
+            run = {"id": "b", "name": given["name"], "displayName": "d", "config": "{}", "project": project}
+            return {"upsertBucket": {"bucket": {**run, "historyLineCount": 0}, "inserted": True}}
+        if "CreateRunFiles" in query:
+            files = [{"name": name, "uploadUrl": f"{os.environ['WANDB_BASE_URL']}/up"} for name in given["files"]]
+            return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
+        return {}
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server, and a user who is logged in there."""
+    kind = type("Server", (Server,), {"heard": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as made:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{made.server_port}")
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield kind
+        made.shutdown()
+        thread.join()
+
+
+def test_who_is_logged_in_has_it_sent(server, tmp_path, caplog):
+    caplog.set_level("INFO")
+    tracker = Wandb()
+    tracker.begin(page(tmp_path))
+    tracker.log({"live/seconds": 1.0})
+    tracker.end(Ending({"speedup": 1.5}, error="ArithmeticError: cheese"))
+    last = server.heard[-1]
+    assert (last["complete"], last["exitcode"]) == (True, 1)
+    told = json.loads(last["files"]["wandb-summary.json"]["content"][0])
+    assert (told["speedup"], told["error"]) == (1.5, "ArithmeticError: cheese")
+    assert caplog.messages == [f"shown at {os.environ['WANDB_BASE_URL']}/me/specbench"]
+
+
+def test_what_a_slow_network_does_not_take_in_time_is_kept_with_a_line(server, tmp_path, caplog):
+    caplog.set_level("INFO")
+    server.slow = 5.0
+    tracker = Wandb(wait=1)
+    tracker.begin(page(tmp_path))
+    tracker.end(Ending({"speedup": 1.5}))
+    (folder,) = tmp_path.glob("wandb/run-*-0123")
+    assert caplog.messages[-1] == f"not all was sent in 1 s; to send the rest: wandb sync {folder}"
+
+
+def test_run_is_kept_offline_where_the_server_is_not_there(server, tmp_path, caplog):
+    caplog.set_level("INFO")
+    server.there = False
+    tracker = Wandb()
+    for id_ in ("0123", "4567"):
+        tracker.begin(page(tmp_path, id=id_))
+        tracker.end(Ending({"speedup": 1.5}))
+    assert {id_: run.summary["speedup"] for id_, run in kept(tmp_path).items()} == {"0123": 1.5, "4567": 1.5}
+    assert caplog.messages[0].startswith("Weights & Biases is offline (Failed to get resume status")
+    assert [path.name for path in tmp_path.glob("wandb/run-*")] == []
+
+
 # what goes wrong
 
 
@@ -369,8 +466,16 @@ def test_a_process_that_fails_is_left_with_a_reason(script, tmp_path, monkeypatc
 def test_wandb_that_cannot_be_imported_is_a_line(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").write_text("raise ImportError('libz is missing')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(RunError, match="ImportError: libz is missing"):
+    with pytest.raises(RunError, match="libz is missing"):
         Wandb().begin(page(tmp_path))
+
+
+def test_full_disk_is_a_line(tmp_path, monkeypatch):
+    tracker = Wandb(mode="offline")
+    tracker.begin(page(tmp_path))
+    resource.prlimit(tracker._process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    with pytest.raises(RunError, match="File too large"):
+        tracker.end(Ending({"speedup": 1.5}))
 
 
 def test_rows_that_a_stuck_process_does_not_take_are_dropped_without_waiting(tmp_path):
