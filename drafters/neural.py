@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 import torch
@@ -219,6 +220,10 @@ class Neural(Drafter):
             f"{type(self).__name__} has no checkpoint and is not trained: its acceptance says nothing of the method "
             "(drafter.checkpoint=FOLDER_OR_HUB_ID)"
         ]
+
+    def checkpoint_folder(self) -> Path | None:
+        """See ``Drafter``."""
+        return None if self._path is None or not Path(self._path).is_dir() else Path(self._path)
 
     def learned_from(self) -> Sequence[str]:
         """See ``Drafter``."""

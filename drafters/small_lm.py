@@ -48,6 +48,7 @@ class SmallLM(Drafter):
         self._ids: Tensor | None = None
         self._learned_from: Sequence[str] = ()
         self._source = model
+        self._folder: Path | None = None  # that the model was read from
         self._engine = engine
         self.proposal = proposal
         self._cache: RaggedCache | None = None  # of the batch under way
@@ -62,6 +63,8 @@ class SmallLM(Drafter):
             )
         if source == shipped.SHIPPED:
             source = shipped.find("small_lm", target, "drafter.model")
+        if not isinstance(source, CausalLM) and Path(source).is_dir():
+            self._folder = Path(source)
         if isinstance(source, CausalLM):
             self.lm = source
         elif distilled.is_one(Path(source)):
@@ -127,6 +130,10 @@ class SmallLM(Drafter):
                 logits = self.lm.forward(tokens[:, None], self._cache).logits[:, -1]
                 self._cache.advance(torch.ones(len(batch), dtype=torch.long))
         return proposal.draft()
+
+    def checkpoint_folder(self) -> Path | None:
+        """See ``Drafter``."""
+        return self._folder
 
     def learned_from(self) -> Sequence[str]:
         """See ``Drafter``."""

@@ -19,10 +19,16 @@ def work(cfg: DictConfig) -> Done:
     """Run what the configuration asks for; of a sweep, the sweeper says what came of it."""
     hydra = HydraConfig.get()
     swept = hydra.mode == RunMode.MULTIRUN
-    done = configured.run_cells(cfg, str(hydra.runtime.choices["drafter"]), lenient=swept)
+    study = hydra.runtime.choices.get("experiment") or (_axes() if swept else None)
+    done = configured.run_cells(cfg, str(hydra.runtime.choices["drafter"]), lenient=swept, study=study)
     if not swept:
         summary.show(done.records, Path(cfg.results_dir))
     return done
+
+
+def _axes() -> str | None:
+    """Those of a sweep, as they were typed."""
+    return " ".join(word for word in sys.argv[1:] if "=" in word and "," in word) or None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,11 +18,12 @@ from specbench.model import CausalLM
 from specbench.prompts import PromptSet
 from specbench.runner import Cell, Plan, run
 from specbench.stopping import StopRule
+from specbench.tracking import Tracker
 
-GROUPS = ("target", "drafter", "dataset", "sampling")
+GROUPS = ("target", "drafter", "dataset", "sampling", "tracker")
 WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed", "repeats", "profile")
 # how a run is carried out, not what it measures; precision and device enter the record as what they resolved to
-NOT_ASKED = ("results_dir", "force", "compare", "k_of", "drafter", "dtype", "device", "engine_benchmark")
+NOT_ASKED = ("results_dir", "force", "compare", "k_of", "drafter", "dtype", "device", "engine_benchmark", "tracker")
 
 SETTINGS = (
     *GROUPS,
@@ -120,10 +121,12 @@ def cells_of(cfg: DictConfig, drafter: str, lenient: bool = False) -> Asked:
     return found
 
 
-def run_cells(cfg: DictConfig, drafter: str, lenient: bool = False) -> Done:
-    """Run what ``cfg`` asks for (see ``cells_of``). Raises ConfigError for what cannot be run."""
-    settings, asked = check(cfg), cells_of(cfg, drafter, lenient)
-    engines = _engines(cfg.engine_benchmark)
+def run_cells(cfg: DictConfig, drafter: str, lenient: bool = False, study: str | None = None) -> Done:
+    """Run what ``cfg`` asks for (see ``cells_of``). Raises ConfigError for what cannot be run. ``study``: the
+    experiment or sweep that it is part of."""
+    settings = check(cfg)
+    tracker: Tracker = make(cfg.tracker)
+    asked, engines = cells_of(cfg, drafter, lenient), _engines(cfg.engine_benchmark)
     prompts: PromptSet = prompts_of(cfg.dataset)
     target: CausalLM = target_of(cfg.target)
     cells = []
@@ -151,8 +154,10 @@ def run_cells(cfg: DictConfig, drafter: str, lenient: bool = False) -> Done:
         cfg.force,
         profiled=cfg.profile,
         engines=engines,
+        study=study,
     )
-    return Done(run(plan, Arm("baseline", NoDrafter(), 0), partial(progress.show, cli.err)), asked.left_out)
+    records = run(plan, Arm("baseline", NoDrafter(), 0), partial(progress.show, cli.err), tracker)
+    return Done(records, asked.left_out)
 
 
 def _bind(arm: Arm, target: CausalLM, lenient: bool) -> None:

@@ -6,6 +6,7 @@ Legend: B rows, K drafted tokens, V vocabulary, D hidden width, m taps, P tokens
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,6 +138,10 @@ class Drafter(ABC):
     def describe(self) -> dict[str, Any]:
         """Facts for the record: parameters, files, hashes."""
         return {}
+
+    def checkpoint_folder(self) -> Path | None:
+        """Where its weights were read from, if that is a folder."""
+        return None
 
     def learned_from(self) -> Sequence[str]:
         """Texts of the prompts it was trained on, as far as they are at hand."""

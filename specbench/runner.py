@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from specbench import guards, law, losslessness, metrics, profiling, provenance, record
+from specbench import guards, law, losslessness, metrics, profiling, provenance, record, tracking
 from specbench.analysis import analyse
 from specbench.comparison import Arm, Outcome, Progress, Settings, Turn, compare, requests_of
 from specbench.errors import ConfigError, RunError
@@ -18,6 +18,7 @@ from specbench.guards import Flag
 from specbench.load import MachineLoad
 from specbench.model import CausalLM
 from specbench.prompts import PromptSet, overlap
+from specbench.tracking import Guarded, Pulse, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """Cells to run together, interleaved, against one baseline."""
+    """Cells to run together, interleaved, against one baseline. study: the experiment or sweep they are part of."""
 
     target: CausalLM
     prompts: PromptSet
@@ -48,6 +49,7 @@ class Plan:
     force: bool = False
     profiled: int = 0  # batches on which the parts of a round are timed, after all is measured
     engines: Mapping[str, Any] | None = None  # what scripts/bench_engine.py found on this machine, if it was run
+    study: str | None = None
 
     def question(self, cell: Cell) -> dict[str, Any]:
         """Everything that can change this cell's result; its hash names the record."""
@@ -66,12 +68,12 @@ class Plan:
 ShowProgress = Callable[[int, int], AbstractContextManager[Progress]]
 
 
-def run(plan: Plan, baseline: Arm, show_progress: ShowProgress) -> list[dict[str, Any]]:
+def run(plan: Plan, baseline: Arm, show_progress: ShowProgress, tracker: Tracker | None = None) -> list[dict[str, Any]]:
     """Run the plan's unfinished cells and return the ``run.json`` of every cell, in order, each with its ``folder`` and
     whether it was ``skipped``, being finished already.
 
     A cell that failed has status "failed" and its error; nothing is raised for it. Raises RunError only if a record
-    cannot be stored.
+    cannot be stored. ``tracker`` hears of the cells that are run, not of those that were finished before.
     """
     ids = [record.run_id(plan.question(cell)) for cell in plan.cells]
     records: dict[str, dict[str, Any]] = {}
@@ -82,23 +84,44 @@ def run(plan: Plan, baseline: Arm, show_progress: ShowProgress) -> list[dict[str
             records[id_] = twin
     todo = {id_: cell for id_, cell in zip(ids, plan.cells, strict=True) if id_ not in records}
     if todo:
-        records |= _run_cells(plan, baseline, todo, show_progress)
+        records |= _tracked(plan, baseline, todo, show_progress, Guarded(tracker or Tracker()))
     return [{**records[id_], "folder": str(plan.results_dir / id_), "skipped": id_ not in todo} for id_ in ids]
 
 
+def _tracked(
+    plan: Plan, baseline: Arm, todo: Mapping[str, Cell], show_progress: ShowProgress, tracker: Guarded
+) -> dict[str, dict[str, Any]]:
+    """Run cells, and show each once its record is stored. How they come on is shown on the first one's page."""
+    id_, cell = next(iter(todo.items()))
+    with tracking.closing(tracker):
+        if tracker.every is not None:
+            with tracker.harmless():
+                known = {**_about(plan, id_, cell, todo), "provenance": provenance.collect()}
+                tracker.begin(tracking.page(known, plan.study, plan.results_dir))
+        records = _run_cells(plan, baseline, todo, show_progress, Pulse(tracker, cell.arm, baseline))
+        with tracker.harmless():
+            for id_, found in records.items():
+                tracker.begin(tracking.page(found, plan.study, plan.results_dir))
+                checkpoint = todo[id_].arm.drafter.checkpoint_folder()
+                tracker.end(tracking.ending(found, plan.results_dir / id_, checkpoint))
+    return records
+
+
 def _run_cells(
-    plan: Plan, baseline: Arm, todo: Mapping[str, Cell], show_progress: ShowProgress
+    plan: Plan, baseline: Arm, todo: Mapping[str, Cell], show_progress: ShowProgress, pulse: Pulse
 ) -> dict[str, dict[str, Any]]:
     started, origin, clocks = provenance.now(), provenance.collect(), provenance.clocks()
     clock = time.perf_counter()
     arms = [cell.arm for cell in todo.values()]
     turns = sum(len(c.turns) for c in plan.prompts.conversations)
+    shares = (len(arms) + 1) * plan.settings.repeats
     failure: Exception | None = None
     outcome, again = Outcome([], []), SecondLook()
     load = MachineLoad()
     try:
-        with load, show_progress((len(arms) + 1) * plan.settings.repeats, turns) as progress:
-            outcome = compare(plan.target, plan.prompts.conversations, baseline, arms, plan.settings, progress)
+        with load, show_progress(shares, turns) as progress:
+            watch = pulse.beside(progress, replies=shares * turns)
+            outcome = compare(plan.target, plan.prompts.conversations, baseline, arms, plan.settings, watch)
         again = _look_again(plan, baseline, arms, outcome)
     except ConfigError:
         raise
@@ -110,15 +133,7 @@ def _run_cells(
     unstored: RunError | None = None
     for id_, cell in todo.items():
         common = {
-            "id": id_,
-            "config": cell.config,
-            "conventions": metrics.DEFINITIONS,
-            "target": _describe_target(plan.target),
-            "drafter": {"name": cell.arm.name, "k": cell.arm.k, **cell.describe_drafter()},
-            "stateful_drafter": cell.arm.drafter.stateful,
-            "needs_reference": cell.arm.drafter.needs_reference,
-            "dataset": {"name": plan.prompts.name, "sha256": plan.prompts.sha256},
-            "interleaved_with": [arm.name for arm in arms if arm is not cell.arm],
+            **_about(plan, id_, cell, todo),
             "provenance": {
                 **origin,
                 "started": started,
@@ -153,6 +168,21 @@ def _run_cells(
     if unstored is not None:
         raise unstored
     return records
+
+
+def _about(plan: Plan, id_: str, cell: Cell, together: Mapping[str, Cell]) -> dict[str, Any]:
+    """What a record says of its cell, whatever is measured. ``together``: the cells that are interleaved."""
+    return {
+        "id": id_,
+        "config": cell.config,
+        "conventions": metrics.DEFINITIONS,
+        "target": _describe_target(plan.target),
+        "drafter": {"name": cell.arm.name, "k": cell.arm.k, **cell.describe_drafter()},
+        "stateful_drafter": cell.arm.drafter.stateful,
+        "needs_reference": cell.arm.drafter.needs_reference,
+        "dataset": {"name": plan.prompts.name, "sha256": plan.prompts.sha256},
+        "interleaved_with": [other.arm.name for other in together.values() if other is not cell],
+    }
 
 
 def _seen_in_training(arms: Sequence[Arm], turns: Sequence[Turn]) -> dict[str, list[str]]:

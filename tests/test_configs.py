@@ -12,7 +12,7 @@ from specbench.model import CausalLM
 from specbench.prompts import PromptSet
 from specbench.sampling import Sampling
 
-GROUPS = ("target", "drafter", "dataset", "sampling", "experiment")
+GROUPS = ("target", "drafter", "dataset", "sampling", "tracker", "experiment")
 MAKEFILE = Path(__file__).parent.parent / "Makefile"
 
 

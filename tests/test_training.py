@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -55,6 +55,7 @@ from specbench.packaged import file_sha256
 from specbench.sampling import Sampling
 from specbench.stopping import StopRule
 from specbench.targets import load_tiny
+from specbench.tracking import Tracker
 
 FAMILIES = ("eagle", "mtp", "medusa", "dflash", "dspark", "small_lm")
 PROJECT = Path(__file__).parent.parent
@@ -1269,11 +1270,13 @@ def test_validation_on_the_way_makes_curves(data_home, tmp_path, capsys):
 
 def test_rows_of_steps_that_are_made_again_are_dropped(tmp_path):
     file, names = tmp_path / "curves.csv", ["step", "loss"]
-    curves = card.Curves(file, 0, names)
+    curves = card.Curves(file, 0, names, Tracker())
     for step in (1, 2, 3):
         curves.add({"step": step, "loss": 0.1234567 * step, "other": 1.0})
-    card.Curves(file, 2, names).add({"step": 3})
+    tracker = Recorder()
+    card.Curves(file, 2, names, tracker).add({"step": 3})
     assert file.read_text().split() == ["step,loss", "1,0.123457", "2,0.246913", "3,"]
+    assert tracker.rows == [(1, {"loss": 0.123457}), (2, {"loss": 0.246913}), (3, {})]
 
 
 def test_a_part_of_the_data_can_be_learned_from(data_home, tmp_path):
@@ -1332,22 +1335,53 @@ def test_half_precision_trains(tmp_path):
     assert 0 < found["validation"]["temperature 0"]["loss"] < 100
 
 
-def test_curves_go_to_a_tracker_that_is_asked_for(data_home, tmp_path, monkeypatch):
-    logged: list[tuple[int, dict[str, float]]] = []
-    fake = types.SimpleNamespace(log=lambda row, step: logged.append((step, row)))
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **how: fake))
-    assert train("medusa", tmp_path / "out" / "medusa", data_home, "wandb=true", "validate_minutes=1e-9") == 0
-    assert [step for step, _ in logged] == [1, 2, 3, 4]
-    assert all("loss" in row and "acceptance_1" in row for _, row in logged)
+class Recorder(Tracker):
+    """Keeps what the trainings of a test told it."""
+
+    made: ClassVar[list["Recorder"]] = []
+
+    def __init__(self):
+        self.pages, self.rows, self.endings = [], [], []
+        self.made.append(self)
+
+    def begin(self, page):
+        self.pages.append(page)
+
+    def log(self, row, step=None):
+        self.rows.append((step, row))
+
+    def end(self, ending):
+        self.endings.append(ending)
 
 
-def test_a_tracker_that_fails_stops_nothing(data_home, tmp_path, monkeypatch, capsys):
-    def fails(**how):
+class Breaks(Tracker):
+    def begin(self, page):
         raise OSError("no network")
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=fails))
-    assert train("medusa", tmp_path / "out" / "medusa", data_home, "wandb=true") == 0
-    assert "no curves to Weights & Biases: no network" in said(capsys)
+
+def test_curves_go_to_a_tracker_that_is_asked_for(data_home, tmp_path, monkeypatch):
+    monkeypatch.setattr(Recorder, "made", [])
+    out = tmp_path / "out" / "medusa"
+    asked = ["tracker._target_=test_training.Recorder", "validate_minutes=1e-9"]
+    assert train("medusa", out, data_home, *asked) == 0
+    assert train("medusa", out, data_home, *asked) == 0  # it is there already
+    first, second = Recorder.made
+    assert [step for step, _ in first.rows] == [1, 2, 3, 4]
+    assert all("loss" in row and "acceptance_1" in row for _, row in first.rows)
+    (page,), (ending,) = first.pages, first.endings
+    assert (page.job, page.group, page.config["family"]) == ("training", "medusa", "medusa")
+    assert [artifact.folder for artifact in ending.artifacts] == [out / "checkpoint"]
+    validation = ending.tables["validation"]
+    found = card.read(out / "checkpoint")["validation"]["temperature 0"]
+    told = dict(zip(validation.columns, validation.rows[0], strict=True))
+    assert (told["tokens_per_pass"], told["acceptance_1"]) == (found["tokens_per_pass"], found["acceptance"][0])
+    assert (second.pages, second.rows, second.endings) == ([], [], [])
+
+
+def test_a_tracker_that_fails_stops_nothing(data_home, tmp_path, capsys):
+    breaks = "tracker._target_=test_training.Breaks"
+    assert train("medusa", tmp_path / "out" / "medusa", data_home, breaks) == 0
+    assert "no longer tracked: no network" in said(capsys)
 
 
 @pytest.mark.parametrize(

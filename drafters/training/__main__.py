@@ -32,10 +32,11 @@ from drafters.training.corpus import Corpus, frequencies
 from drafters.training.objective import Objective
 from drafters.training.trainer import STATE, Budget, Learner, Trainer
 from drafters.training.validation import Validation
-from specbench import cli, provenance
+from specbench import cli, provenance, record, tracking
 from specbench.errors import ConfigError, RunError
 from specbench.model import CausalLM
 from specbench.targets import resolve_device, resolve_dtype
+from specbench.tracking import Artifact, Ending, Guarded, Page, Scalar, Table, Tracker
 
 log = logging.getLogger("specbench.training")
 
@@ -44,6 +45,12 @@ FIT_TOKENS = 2048  # of a batch of the start by least squares
 
 def run(cfg: DictConfig) -> None:
     """What the command line asks for."""
+    tracker = Guarded(cli.make(cfg.tracker))
+    with tracking.closing(tracker):
+        _train(cfg, tracker)
+
+
+def _train(cfg: DictConfig, tracker: Tracker) -> None:
     family = str(HydraConfig.get().runtime.choices["drafter"])
     budget = Budget(**{f.name: cfg[f.name] for f in fields(Budget)})
     if not 0 < cfg.share <= 1:
@@ -96,7 +103,7 @@ def run(cfg: DictConfig) -> None:
         log.info("going on after step %d of %d", trainer.progress.step, trainer.steps)
     curves = None
     if accelerator.is_main_process:
-        tracker = _tracker(cfg, family, question)
+        tracker.begin(_page(family, question, target, folder))
         curves = card.Curves(folder / card.CURVES, trainer.progress.step, watch.columns(cfg.k), tracker)
     held_out = {
         t: [i for i, c in enumerate(data.conversations) if c.held_out and c.temperature == t]
@@ -112,6 +119,7 @@ def run(cfg: DictConfig) -> None:
     if calibration is not None:
         drafter.spec = replace(drafter.spec, confidence_temperatures=tuple(calibration[0]))
     made = _write(folder, drafter, model, target, data, family, cfg, trainer, found, question, calibration)
+    tracker.end(_ending(family, found, folder / "checkpoint"))
     for name, v in found.items():
         cli.out.print(f"{name}: {watch.in_words(v)}", highlight=False, soft_wrap=True)
     cli.out.print(f"{folder / 'checkpoint'}: {made['bytes'] / 2**20:.1f} MiB", highlight=False, soft_wrap=True)
@@ -249,17 +257,29 @@ def _write(
     return card.write(folder / "checkpoint", written, facts, folder / card.CURVES)
 
 
-def _tracker(cfg: DictConfig, family: str, question: dict[str, Any]) -> Any:
-    """A run of Weights & Biases, if asked for; without one where that fails: no tracker stops a training."""
-    if not cfg.wandb:
-        return None
-    import wandb
+def _page(family: str, question: dict[str, Any], target: CausalLM, folder: Path) -> Page:
+    """Of a training: one for all times it is gone on with."""
+    origin = provenance.collect("drafters.training")
+    return Page(
+        id=record.run_id({"training": question, "target": dict(target.files)}),
+        name=f"{family} for {target.name}",
+        job="training",
+        group=family,
+        config=question,
+        tags=tracking.tags(family, origin),
+        folder=folder,
+    )
 
-    try:
-        return wandb.init(project="specbench", job_type="training", group=family, config=question)
-    except Exception as error:
-        log.warning("no curves to Weights & Biases: %s", error)
-        return None
+
+def _ending(family: str, found: dict[str, Validation], checkpoint: Path) -> Ending:
+    """Of a training that is done: what the checkpoint drafts of held-out replies."""
+    rows: list[list[Scalar | None]] = [
+        [name, v.tokens_per_pass, v.loss, v.coverage, *v.acceptance] for name, v in found.items()
+    ]
+    positions = [f"acceptance_{i}" for i in range(1, len(rows[0]) - 3)] if rows else []
+    columns = ["replies", "tokens_per_pass", "loss", "coverage", *positions]
+    artifact = Artifact(f"checkpoint-{family}", "checkpoint", checkpoint)
+    return Ending(tables={"validation": Table(columns, rows)}, artifacts=[artifact])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 from drafters.checkpoints.files import Written
 from specbench.packaged import file_sha256
+from specbench.tracking import Tracker
 
 CARD, CURVES = "card.json", "curves.csv"
 
@@ -78,10 +79,11 @@ On held-out replies, {card["k"]} drafts a round:
 
 
 class Curves:
-    """Numbers along the way, in a CSV file that an interrupted training goes on with, and to wandb if asked."""
+    """Numbers along the way, in a CSV file that an interrupted training goes on with, and to a tracker."""
 
-    def __init__(self, path: Path, from_step: int, names: list[str], tracker: "Any | None" = None):
-        """Rows of steps after ``from_step`` are dropped: they are made again."""
+    def __init__(self, path: Path, from_step: int, names: list[str], tracker: Tracker):
+        """Rows of steps after ``from_step`` are dropped: they are made again. The tracker hears of the others once
+        more, so that what it keeps is whole whenever the training was begun."""
         self._path, self._names, self._tracker = path, names, tracker
         kept: list[dict[str, str]] = []
         if path.exists():
@@ -91,6 +93,8 @@ class Curves:
             writer = csv.DictWriter(file, names, extrasaction="ignore")  # an earlier k may have had more columns
             writer.writeheader()
             writer.writerows(kept)
+        for row in kept:
+            self._track({name: float(value) for name, value in row.items() if value})
 
     def add(self, row: Mapping[str, float]) -> None:
         """Keep a row; what is not known stays empty."""
@@ -101,5 +105,7 @@ class Curves:
                     for name in self._names
                 }
             )
-        if self._tracker is not None:
-            self._tracker.log({name: value for name, value in row.items() if name != "step"}, step=int(row["step"]))
+        self._track(row)
+
+    def _track(self, row: Mapping[str, float]) -> None:
+        self._tracker.log({name: value for name, value in row.items() if name != "step"}, step=int(row["step"]))
