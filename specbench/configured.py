@@ -37,7 +37,8 @@ class Latest:
     another is made, since two may not fit into memory."""
 
     def __init__(self) -> None:
-        self.forget()
+        self._made: Any = None
+        self._asked = ""
 
     def __call__(self, config: DictConfig) -> Any:
         """What ``config`` describes."""
