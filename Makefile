@@ -59,11 +59,14 @@ parity-vllm: setup .venv-vllm/.ready ## heads we export, drafting in vLLM's CPU 
 	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement scripts/parity/requirements-no-deps.txt
 	@touch $@
 
+# tests compute on one thread each; four processes fit into 16 GiB
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist worksteal
+
 test: setup ## all tests, on tiny models and on the default model
-	$(RUN) -m pytest
+	$(RUN) -m pytest $(SIDE_BY_SIDE)
 
 test-fast: setup ## the tests on tiny random models only: no download
-	$(RUN) -m pytest -m 'not slow and not gpu'
+	$(RUN) -m pytest $(SIDE_BY_SIDE) -m 'not slow and not gpu'
 
 check: setup ## lint, format and types
 	$(VENV)/bin/ruff check .

@@ -34,16 +34,17 @@ pytestmark = pytest.mark.slow
 NEW = 24
 
 
-def load(dtype):
+def load(dtype, *more):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = compose("config", overrides=["target=smollm2", f"dtype={dtype}", "device=cpu"])
+        cfg = compose("config", overrides=["target=smollm2", f"dtype={dtype}", "device=cpu", *more])
     return instantiate(cfg.target)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def all_cores():
     few = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # processes that share them
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     yield
     torch.set_num_threads(few)
 
