@@ -348,16 +348,13 @@ def script(name, *arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        (
-            "make_tables.py",
-            ["table.md", "comparison.csv", "comparison.tex", "categories.md", "categories.csv", "categories.tex"],
-        ),
-        ("make_figures.py", ["speedup.png", "speedup.pdf"]),
-    ],
-)
+TABLES = ["table.md", "comparison.csv", "comparison.tex", "categories.md", "categories.csv", "categories.tex"]
+FIGURES = [
+    f"{kind}.{form}" for kind in ("speedup", "acceptance_by_position", "accepted_lengths") for form in ("png", "pdf")
+]
+
+
+@pytest.mark.parametrize(("name", "files"), [("make_tables.py", TABLES), ("make_figures.py", FIGURES)])
 def test_script_writes_its_files_and_prints_their_paths(real, tmp_path, name, files):
     done = script(name, real, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")

@@ -41,7 +41,7 @@ def acceptance_by_position(runs: Sequence[Run], expected: Mapping[str, Sequence[
 
 def accepted_lengths(runs: Sequence[Run], path: Path) -> list[Path]:
     """Shares of verify passes by how many drafts were accepted, a panel per drafter, of its longest drafts, with 95 %
-    intervals where the raw steps are at hand.
+    intervals where the raw steps are at hand. At least one must have drafted.
 
     Written as ``path`` in each format; returns the files.
     """

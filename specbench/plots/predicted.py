@@ -27,9 +27,9 @@ def predicted_against_measured(runs: Sequence[Run], path: Path) -> list[Path]:
     ]
     with style.page(style.SINGLE, words.heading(runs), notes) as figure:
         axis = figure.subplots()
-        reached = []
+        reached = [1.0]
         for label, members in lines.items():
-            points: list[style.Point] = [
+            points = [
                 (run["model"]["predicted_speedup"], run["metrics"]["speedup"], run["metrics"]["speedup_ci95"])
                 for run in members
             ]

@@ -23,8 +23,8 @@ def round_time(runs: Sequence[Run], path: Path) -> list[Path]:
     bar.
     """
     notes = [
-        "bar and number: a round's length as measured, in the shares of its profile; diamond: tokens per verify pass, with its "
-        f"{words.PERCENT} interval; at batch size 1 drafting pays where it lies past the bar",
+        "bar and number: a round's length as measured, in the shares of its profile; diamond: tokens per verify pass, "
+        f"with its {words.PERCENT} interval; at batch size 1 drafting pays where it lies past the bar",
         *words.flags(runs),
     ]
     with style.page(style.SINGLE, words.heading(runs), notes) as figure:
