@@ -101,7 +101,7 @@ class Guarded(Tracker):
         except Exception as error:
             self._tracker = Tracker()
             log.debug("the tracker failed", exc_info=True)
-            log.warning("no longer tracked: %s; the run goes on", error or type(error).__name__)
+            log.warning("no longer tracked: %s; the run goes on", str(error) or type(error).__name__)
 
     def begin(self, page: Page) -> None:
         """Open a page, if it is not open already."""

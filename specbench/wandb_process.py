@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 UNREACHABLE = 10.0  # seconds after which a server that does not answer counts as not there
-
-ROOM = 2**20  # bytes
+ROOM = 2**20  # bytes that a disk must still take once all is written
 
 
 def main() -> None:

@@ -522,6 +522,12 @@ def test_wrong_question_ends_the_page_that_was_begun(tmp_path):
     assert ending.error.startswith("ConfigError: every prompt is longer")
 
 
+def test_process_that_is_measured_loads_no_wandb_and_the_other_no_torch():
+    code = "import sys, specbench.wandb_tracker, specbench.wandb_process; print({'wandb', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
 # what the harness tells a tracker
 
 
