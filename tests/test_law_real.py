@@ -1,7 +1,6 @@
 """The test of sampled text on the default model: each bug of a known kind is found by what a run has anyway, some
 thousand tokens; an honest run is not blamed."""
 
-
 import pytest
 import torch
 from conftest import mutated
