@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench bench-engine train train-measure parity parity-vllm test test-fast check docs reproduce
+.PHONY: help setup bench report bench-engine train train-measure parity parity-vllm test test-fast check docs reproduce
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,10 +17,14 @@ $(READY): pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
-bench: setup ## compare the drafters on the default model (minutes); table and figure in results/quick
+bench: setup ## compare the drafters on the default model (minutes); table, figures and a page in results/quick
 	$(RUN) -m specbench experiment=quick
 	@$(RUN) scripts/make_tables.py results/quick --out results/quick
 	@$(RUN) scripts/make_figures.py results/quick --out results/quick
+	@$(RUN) -m specbench.report results/quick --out results/quick/report.html
+
+report: setup ## a page for any browser of the runs in results/quick, or in runs=FOLDER, as results/report.html
+	$(RUN) -m specbench.report $(or $(runs),results/quick) --out results/report.html
 
 TRAINED := results/training/SmolLM2-135M-Instruct
 
