@@ -114,8 +114,8 @@ def headlines(out: Path) -> Iterator[Number]:
     """Speedup and tokens per verify pass of every stored cell, beside those measured here."""
     for name in dict.fromkeys(study.name for study in STUDIES):
         stored = next(study.stored for study in STUDIES if study.name == name)
-        here = {cell(run): run for run in results.runs([out / name / "runs"]) if run["status"] == "ok"}
-        for run in tables.in_order(results.runs([stored])):
+        here = {cell(run): run for run in runs_in(out / name / "runs") if run["status"] == "ok"}
+        for run in tables.in_order(runs_in(stored)):
             if run["status"] != "ok":
                 continue
             found = here.get(cell(run))
@@ -125,6 +125,15 @@ def headlines(out: Path) -> Iterator[Number]:
             for metric, words in (("tokens_per_pass", "tokens per pass"), ("speedup", "speedup")):
                 value = None if found is None else found["metrics"][metric]
                 yield Number(f"{called}: {words}", run["metrics"][metric], run["metrics"][f"{metric}_ci95"], value)
+
+
+def runs_in(folder: Path) -> list[dict[str, Any]]:
+    """Those that can be read; a folder that has none is named, and costs the other studies nothing."""
+    try:
+        return results.runs([folder])
+    except ConfigError as error:
+        cli.fail(f"reproduce: {error}", cli.FAILED)
+        return []
 
 
 def cell(run: Mapping[str, Any]) -> tuple[Any, ...]:

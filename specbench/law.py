@@ -247,5 +247,5 @@ def surprise(target: CausalLM, texts: Sequence[Sequence[int]]) -> float | None:
             tokens = torch.tensor(text[: 1 + AT_ONCE], device=target.device)
             logits = target.forward(tokens[None, :-1], target.new_cache(1, len(text)), row=0).logits[0].float()
             total += torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum").item()
-            places += len(text) - 1
+            places += len(tokens) - 1
     return total / places if places else None

@@ -102,6 +102,10 @@ def by_category(
         "speedup_ci95",
         "end_to_end_speedup",
         "ttft_s",
+        "round_seconds",
+        "baseline_round_seconds",
+        "clock_spread",
+        "repeat_spread",
     )
     labels = steps["uid"].map(category)
     mixed = set(steps["batch"][labels.groupby(steps["batch"]).transform("nunique") > 1])

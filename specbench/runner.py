@@ -238,7 +238,9 @@ class SecondLook:
 def _look_again(plan: Plan, baseline: Arm, arms: Sequence[Arm], outcome: Outcome) -> SecondLook:
     settings, found = plan.settings, SecondLook()
     try:
-        found.surprise = law.surprise(plan.target, [turn.request.tokens for turn in outcome.turns[:SURPRISES]])
+        # without the chat template, which would make any prompt look like text
+        prompts = [plan.target.tokenizer(turn.prompt).input_ids for turn in outcome.turns[:SURPRISES]]
+        found.surprise = law.surprise(plan.target, prompts)
     except Exception:  # a doubt that cannot be looked into costs no measurement
         log.debug("how the prompts surprise the target could not be seen", exc_info=True)
     sound = [arm for arm in arms if arm.error is None]
