@@ -47,7 +47,7 @@ class Settings:
             raise ConfigError(f"batch_size={self.batch_size} is not in 1..{MAX_BATCH}")
 
 
-@dataclass
+@dataclass(eq=False)  # two of the same name are two
 class Arm:
     """A drafter at a draft length, and what it did: a row per (round, prompt) and an outcome per prompt. changed:
     prompts whose repeats differ in their text."""

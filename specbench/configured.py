@@ -162,12 +162,14 @@ def run_cells(cfg: DictConfig, drafter: str, lenient: bool = False, study: str |
 
 
 def _bind(arm: Arm, target: CausalLM, lenient: bool) -> None:
-    """Bind a drafter. One that does not fit is a wrong question; one that breaks is a failed run among others."""
+    """Bind a drafter. One that does not fit is a wrong question, or in a grid, where it may fit elsewhere, a failed run
+    among others, as is one that breaks."""
     try:
         arm.bind(target)
-    except ConfigError:
-        if not (lenient and arm.beyond):
+    except ConfigError as error:
+        if not lenient:
             raise
+        arm.fail(error)
     except Exception as error:
         arm.fail(error)
 

@@ -26,29 +26,39 @@ TRIM = 0.05  # share of the rounds left out at each end of a mean: hiccups of th
 
 def profile(
     target: CausalLM, batches: Sequence[Sequence[Turn]], arms: Sequence[Arm], settings: Settings
-) -> tuple[dict[str, pd.DataFrame], dict[str, Exception]]:
-    """Rounds of each arm, by name: columns slice, k, round, rows, and the seconds of each of PARTS; and the errors of
+) -> tuple[dict[Arm, pd.DataFrame], dict[Arm, Exception]]:
+    """Rounds of each arm: columns slice, k, round, rows, and the seconds of each of PARTS; and the errors of
     those that failed, which have no rounds.
 
     arms: the baseline first. Of each batch there are two slices: one with drafts of the arm's own length, and one with
-    shorter ones, each length in its turn.
+    shorter ones, each length in its turn; of few batches, several in a slice, so that every length is timed.
     """
-    found: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
-    failures: dict[str, Exception] = {}
+    found: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in arms}
+    failures: dict[Arm, Exception] = {}
     brief = replace(settings, stop=replace(settings.stop, max_new_tokens=min(BRIEF, settings.stop.max_new_tokens)))
     for arm in arms:
         arm.drafter.reset()
     for slice_ in range(2 * len(batches)):
         number, shorter = divmod(slice_, 2)
         for arm in in_turns(arms, slice_):
-            if arm.name in failures:
+            if arm in failures:
                 continue
-            k = 1 + number % (arm.k - 1) if shorter and arm.k > 1 else arm.k
+            lengths = _shorter(arm.k, number, len(batches)) if shorter and arm.k > 1 else [arm.k]
             try:
-                found[arm.name] += _rounds(target, arm, k, slice_, batches[number], brief, arms[0])
+                for k in lengths:
+                    found[arm] += _rounds(target, arm, k, slice_, batches[number], brief, arms[0])
             except Exception as error:  # what it was measured to do stands all the same
-                failures[arm.name] = error.with_traceback(None)
-    return {name: pd.DataFrame(rows) for name, rows in found.items() if rows and name not in failures}, failures
+                failures[arm] = error.with_traceback(None)
+    return {arm: pd.DataFrame(rows) for arm, rows in found.items() if rows and arm not in failures}, failures
+
+
+def _shorter(k: int, number: int, batches: int) -> list[int]:
+    """The draft lengths below ``k`` whose turn it is in batch ``number`` of so many.
+
+    >>> [_shorter(4, number, 4) for number in range(4)], [_shorter(4, number, 2) for number in range(2)]
+    ([[1], [2], [3], [1]], [[1, 3], [2]])
+    """
+    return [1 + turn % (k - 1) for turn in range(number, max(batches, k - 1), batches)]
 
 
 def _rounds(

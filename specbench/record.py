@@ -98,7 +98,10 @@ def write(
     complete. Raises RunError if the disk does not take it; then nothing half-written remains."""
     folder = results_dir / run["id"]
     scratch = results_dir / f".{run['id']}.{os.getpid()}"
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **run}, indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **run}, indent=1, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"the record {run['id']} holds what JSON cannot ({error}), so it was not stored") from error
     try:
         results_dir.mkdir(parents=True, exist_ok=True)
         _sweep(results_dir, run["id"])

@@ -4,25 +4,24 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from specbench import guards, law, losslessness, metrics, profiling, provenance, record, tracking
+from specbench import guards, losslessness, metrics, provenance, record, tracking
 from specbench.analysis import analyse
-from specbench.comparison import Arm, Outcome, Progress, Settings, Turn, compare, requests_of
+from specbench.comparison import Arm, Outcome, Progress, Settings, compare
 from specbench.errors import ConfigError, RunError
 from specbench.guards import Flag
 from specbench.load import MachineLoad
 from specbench.model import CausalLM
-from specbench.prompts import PromptSet, overlap
+from specbench.prompts import PromptSet
+from specbench.second_look import SecondLook, look_again
 from specbench.tracking import Guarded, Pulse, Tracker
 
 log = logging.getLogger(__name__)
-
-SURPRISES = 8  # prompts read to see whether they are text
 
 
 @dataclass(frozen=True)
@@ -117,18 +116,19 @@ def _run_cells(
     shares = (len(arms) + 1) * plan.settings.repeats
     failure: Exception | None = None
     outcome, again = Outcome([], []), SecondLook()
-    load = MachineLoad()
+    load, clocks_after = MachineLoad(), clocks
     try:
-        with load, show_progress(shares, turns) as progress:
-            watch = pulse.beside(progress, replies=shares * turns)
-            outcome = compare(plan.target, plan.prompts.conversations, baseline, arms, plan.settings, watch)
-        again = _look_again(plan, baseline, arms, outcome)
+        if any(arm.error is None for arm in arms):
+            with load, show_progress(shares, turns) as progress:
+                watch = pulse.beside(progress, replies=shares * turns)
+                outcome = compare(plan.target, plan.prompts.conversations, baseline, arms, plan.settings, watch)
+                clocks_after = provenance.clocks()  # while what may hold them back still does
+            again = look_again(plan.target, plan.settings, baseline, arms, outcome, plan.profiled)
     except ConfigError:
         raise
     except Exception as error:  # whatever breaks is a failed run with its reason, never a lost one
         log.debug("the comparison failed", exc_info=True)
         failure = error
-    clocks_after, seen = provenance.clocks(), _seen_in_training(arms, outcome.turns)
     records = {}
     unstored: RunError | None = None
     for id_, cell in todo.items():
@@ -143,11 +143,15 @@ def _run_cells(
             "wall_seconds": time.perf_counter() - clock,
             "machine_load": asdict(load),
         }
-        flags = _flags(plan, cell, load, again, seen[cell.arm.name])
-        flags += guards.of_clocks(clocks, clocks_after)
+        flags = [*guards.of_clocks(clocks, clocks_after)]
         reason = failure or cell.arm.error
         steps = prompts = None
         rounds = again.rounds_of(cell.arm, baseline)
+        try:
+            flags += _flags(plan, cell, load, again)
+        except Exception as error:
+            log.debug("what is to be doubted of %s cannot be told", cell.arm.name, exc_info=True)
+            reason = reason or error
         if reason is None:
             try:
                 steps, prompts, results = _results(plan, baseline, cell.arm, outcome, again)
@@ -185,87 +189,17 @@ def _about(plan: Plan, id_: str, cell: Cell, together: Mapping[str, Cell]) -> di
     }
 
 
-def _seen_in_training(arms: Sequence[Arm], turns: Sequence[Turn]) -> dict[str, list[str]]:
-    """By arm, uids of the turns whose prompts its drafter may have learned from; what several learned from is read
-    once."""
-    texts = [turn.prompt for turn in turns]
-    found: dict[str, list[str]] = {}
-    by_data: dict[int, list[str]] = {}
-    for arm in arms:
-        learned = arm.drafter.learned_from() if arm.error is None else ()
-        if id(learned) not in by_data:
-            shared = overlap.overlapping(texts, learned)
-            by_data[id(learned)] = [turn.request.uid for turn, both in zip(turns, shared, strict=True) if both]
-        found[arm.name] = by_data[id(learned)]
-    return found
-
-
-def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: "SecondLook", seen: Sequence[str]) -> list[Flag]:
-    """What is to be doubted of a cell, whatever its numbers are. seen: uids of prompts it may have learned from."""
+def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: SecondLook) -> list[Flag]:
+    """What is to be doubted of a cell, whatever its numbers are."""
     found = [Flag("busy-machine", message) for message in (load.warning(),) if message]
     found += [Flag("untrained", message) for message in cell.arm.drafter.warnings()]
-    found += [Flag("not-seen", message) for message in again.failures.get(cell.arm.name, ())]
+    found += [Flag("not-seen", message) for message in again.failures.get(cell.arm, ())]
     device = plan.target.device.type
     found += guards.of_engine((cell.config.get("target") or {}).get("engine"), device)
     if plan.engines is not None and device == "cpu":
         dtype = str(plan.target.dtype).removeprefix("torch.")
         found += guards.of_peers(plan.engines, dtype, provenance.machine()["cpu"])
-    return found + list(guards.of_prompts(again.surprise, plan.target.vocab_size, seen))
-
-
-@dataclass
-class SecondLook:
-    """What was seen after all was measured: rounds with a clock between their parts, and the test of sampled text, by
-    arm; and what failed in it, which costs an arm that and no more."""
-
-    rounds: dict[str, pd.DataFrame] = field(default_factory=dict)
-    laws: dict[str, law.Evidence] = field(default_factory=dict)
-    failures: dict[str, list[str]] = field(default_factory=dict)
-    surprise: float | None = None  # nats by which a token of the prompts surprises the target
-
-    def fail(self, arm: str, message: str) -> None:
-        """Something could not be seen of an arm."""
-        self.failures.setdefault(arm, []).append(message)
-
-    def rounds_of(self, arm: Arm, baseline: Arm) -> pd.DataFrame | None:
-        """Those of an arm and of the baseline, told apart by column ``arm``."""
-        if arm.name not in self.rounds or baseline.name not in self.rounds:
-            return None
-        both = {"baseline": self.rounds[baseline.name], "method": self.rounds[arm.name]}
-        return pd.concat([rounds.assign(arm=name) for name, rounds in both.items()], ignore_index=True)
-
-
-def _look_again(plan: Plan, baseline: Arm, arms: Sequence[Arm], outcome: Outcome) -> SecondLook:
-    settings, found = plan.settings, SecondLook()
-    try:
-        # without the chat template, which would make any prompt look like text
-        prompts = [plan.target.tokenizer(turn.prompt).input_ids for turn in outcome.turns[:SURPRISES]]
-        found.surprise = law.surprise(plan.target, prompts)
-    except Exception:  # a doubt that cannot be looked into costs no measurement
-        log.debug("how the prompts surprise the target could not be seen", exc_info=True)
-    sound = [arm for arm in arms if arm.error is None]
-    some = _spread(outcome.batches, plan.profiled)
-    if some:
-        found.rounds, failures = profiling.profile(plan.target, some, [baseline, *sound], settings)
-        for name, error in failures.items():
-            found.fail(name, f"the parts of its rounds could not be timed: {type(error).__name__}: {error}")
-    for arm in sound:
-        if not arm.sampled:
-            continue
-        try:
-            asked = [requests_of(arm, members, baseline) for members in outcome.batches]
-            found.laws[arm.name] = law.check(
-                plan.target, arm.drafter, asked, arm.k, settings.sampling, settings.seed, settings.stop
-            )
-        except Exception as error:
-            log.debug("the law of %s could not be tested", arm.name, exc_info=True)
-            found.fail(arm.name, f"the law of its text could not be tested: {type(error).__name__}: {error}")
-    return found
-
-
-def _spread(batches: Sequence[list[Turn]], count: int) -> list[list[Turn]]:
-    """So many of the batches, from all over them."""
-    return [batches[i * len(batches) // count] for i in range(count)] if count < len(batches) else list(batches)
+    return found + list(guards.of_prompts(again.surprise, plan.target.vocab_size, again.seen.get(cell.arm, ())))
 
 
 def _results(
@@ -295,7 +229,7 @@ def _results(
     found = analyse(steps, prompts, again.rounds_of(arm, baseline), arm.k)
     measured: dict[str, Any] = {
         **(found["metrics"] or {}),
-        "lossless": losslessness.summarise(divergences, again.laws.get(arm.name), by_law=arm.sampled),
+        "lossless": losslessness.summarise(divergences, again.laws.get(arm), by_law=arm.sampled),
         "peak_memory_bytes": arm.peak_memory_bytes,
         "baseline_peak_memory_bytes": baseline.peak_memory_bytes,
         "joules_per_token": _joules_per_token(arm),

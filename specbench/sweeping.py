@@ -1,5 +1,6 @@
 """A sweep as its user sees it: the grid and its time before it starts, a line for each cell, one table at the end."""
 
+import itertools
 import json
 import math
 import time
@@ -16,12 +17,12 @@ from specbench.comparison import WARM_UP_TEXT
 from specbench.configured import Done
 from specbench.decoding import decode
 from specbench.drafting import Request
-from specbench.errors import ConfigError
 from specbench.model import CausalLM
 from specbench.profiling import BRIEF
 from specbench.sampling import Sampling
 from specbench.stopping import StopRule
 
+PRECISION = ("dtype", "device")  # of the target; a record's configuration has them as what they resolved to
 PROBE = 16  # new tokens by which plain decoding's pace is told
 
 
@@ -51,7 +52,8 @@ def point(overrides: Sequence[str], cfg: DictConfig, drafter: str) -> Point:
     """A point of the grid. Raises ConfigError for one that cannot be run."""
     configured.check(cfg)
     asked = configured.cells_of(cfg, drafter, lenient=True)
-    cells = {_key(cell.config): f"{cell.arm.name} k={cell.arm.k}" for cell in asked.cells}
+    precision = {name: str(cfg.target.get(name, "")) for name in PRECISION}
+    cells = {_key(cell.config, precision): f"{cell.arm.name} k={cell.arm.k}" for cell in asked.cells}
     return Point(tuple(overrides), cfg, cells, asked.left_out)
 
 
@@ -63,6 +65,7 @@ class Sweep:
         self.points, self._left_out = self._distinct(points)
         self._known = {key for folder in {str(p.cfg.results_dir) for p in points} for key in _finished(Path(folder))}
         self._records: list[Mapping[str, Any]] = []
+        self._refused: list[str] = []
         self._left = [p for p in self.points if self._todo(p)]
         self._seconds, self._rounds = 0.0, 0
         self._clock = time.perf_counter()
@@ -107,6 +110,7 @@ class Sweep:
             self._seconds, self._rounds = self._seconds + now - self._clock, self._rounds + found.rounds()
         self._clock = now
         if done is None:
+            self._refused.append(" ".join(f"{axis}={value}" for axis, value in self._place(found).items()))
             return
         for line in done.left_out:
             _say(f"left out: {line}")
@@ -125,7 +129,7 @@ class Sweep:
 
     def _place(self, found: Point) -> dict[str, str]:
         """Of a point in the grid."""
-        values = dict(override.split("=", 1) for override in found.overrides)
+        values = dict(override.lstrip("+").split("=", 1) for override in found.overrides)
         return {axis: values[axis] for axis in self._axes if axis in values}
 
     def _distinct(self, points: Sequence[Point]) -> tuple[list[Point], list[str]]:
@@ -148,6 +152,8 @@ class Sweep:
         for group in tables.by_setting(tables.in_order(distinct)):
             _say("")
             summary.show(group, Path(group[0]["folder"]).parent)
+        for place in self._refused:
+            _say(f"could not be run, for the reason above: {place}", style="red")
 
 
 def _axes(points: Iterable[Point]) -> dict[str, list[str]]:
@@ -161,16 +167,19 @@ def _axes(points: Iterable[Point]) -> dict[str, list[str]]:
 
 
 def _finished(folder: Path) -> set[str]:
-    """What the finished records in ``folder`` asked."""
-    try:
-        runs = [record.read(found) for found in record.find([folder])]
-    except ConfigError:  # there is none, or an older one, which will be made anew
-        return set()
-    return {_key(run["config"]) for run in runs if run["status"] == "ok"}
+    """What the finished records in ``folder`` answer, be it that they were asked for what they have or for ``auto``."""
+    found: set[str] = set()
+    for path in folder.glob(f"*/{record.RUN}"):
+        run = record.finished(folder, path.parent.name)
+        if run is not None:
+            for named in itertools.product(*((run["target"][name], "auto", "") for name in PRECISION)):
+                found.add(_key(run["config"], dict(zip(PRECISION, named, strict=True))))
+    return found
 
 
-def _key(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, sort_keys=True)
+def _key(config: Mapping[str, Any], precision: Mapping[str, str]) -> str:
+    """What a cell asks, before it is known what ``auto`` comes to."""
+    return json.dumps([config, precision], sort_keys=True)
 
 
 def _pace(target: CausalLM, batch_size: int) -> float:
