@@ -1,4 +1,4 @@
-"""Every table and figure of README and docs from scratch, and whether the stored numbers hold here.
+"""The tables and figures of README and docs from scratch, and whether the stored numbers hold here.
 
     make reproduce             # an hour on 2 cores
     make reproduce quick=1     # a quarter of it: fewer prompts and shorter replies, so wider intervals
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench import cli, record, results, tables
+from specbench import cli, record, results, settings, tables
 from specbench.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,12 +72,12 @@ def main() -> None:
     try:
         failed = not measure(out, quick)
         show(out)
-        numbers = list(headlines(out))
+        numbers, origins = list(headlines(out)), list(places(out))
     except ConfigError as error:
         sys.exit(f"reproduce: {error}")
     except KeyboardInterrupt:
         sys.exit("reproduce: interrupted; the same command goes on from here")
-    report(numbers, out / "check.md", quick)
+    report(numbers, origins, out / "check.md", quick)
     sys.exit(cli.FAILED if failed else cli.OK)
 
 
@@ -89,7 +89,7 @@ def measure(out: Path, quick: bool) -> bool:
         asked = [*study.arguments, *(study.quick if quick else ()), f"results_dir={out / study.name / 'runs'}"]
         well &= do("-m", "specbench", *asked)
     say("verify_cost")
-    if not (out / "verify_cost/verify_cost.json").exists():
+    if not (out / "verify_cost/verify_cost.png").exists():  # what it writes last
         well &= do("scripts/verify_cost.py", f"out={out / 'verify_cost'}", *(VERIFY_COST if quick else ()))
     return well
 
@@ -139,12 +139,21 @@ def runs_in(folder: Path) -> list[dict[str, Any]]:
 def cell(run: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a run and its stored twin have in common, however many prompts each had."""
     config = run["config"]
-    drafter = run["drafter"]
-    return run["target"]["name"], drafter["name"], drafter["k"], config["batch_size"], str(config["sampling"])
+    target, drafter = run["target"], run["drafter"]
+    precision = settings.precision(target), run["dataset"]["name"], str(config["sampling"])
+    return target["name"], *precision, drafter["name"], drafter["k"], config["batch_size"]
 
 
-def report(numbers: Sequence[Number], path: Path, quick: bool) -> None:
-    """Print the numbers, and write them."""
+def places(out: Path) -> Iterator[str]:
+    """Where the stored numbers are from, and those measured here."""
+    for study in {study.name: study for study in STUDIES}.values():
+        for which, folder in (("stored", study.stored), ("here", out / study.name / "runs")):
+            for words in dict.fromkeys(tables.origin(group) for group in settings.groups(runs_in(folder))):
+                yield f"{study.name}, {which}: {words}."
+
+
+def report(numbers: Sequence[Number], origins: Sequence[str], path: Path, quick: bool) -> None:
+    """Print the numbers, and write them with where they are from."""
     columns = ("number", "stored", "95 % CI", "here", "")
     rows = [
         (
@@ -165,6 +174,7 @@ def report(numbers: Sequence[Number], path: Path, quick: bool) -> None:
         lines.append(f"{kind}: {inside} of {len(measured)} inside the stored interval; {len(those)} are stored.")
     if quick:
         lines.append("Of a quick reproduction: fewer prompts and shorter replies than those of the stored numbers.")
+    lines += ["", *(f"- {words}" for words in origins)]
     record.write_file(path, "\n".join(lines) + "\n")
     printed = tables.numbers(columns)
     for row in rows:

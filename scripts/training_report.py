@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from drafters.training import card
-from specbench import plots, results, tables
-from specbench.errors import ConfigError
+from specbench import plots, record, results, settings, tables
+from specbench.errors import ConfigError, RunError
 
 COLUMNS = (
     "drafter",
@@ -29,6 +29,7 @@ COLUMNS = (
     "acceptance by position",
     "speedup",
     "95 % CI",
+    "lossless",
 )
 
 
@@ -46,15 +47,16 @@ def main() -> None:
     except ConfigError as error:
         sys.exit(f"training_report: {error}")
     cards = {path.parent.name: card.read(path.parent) for path in sorted(arguments.cards.glob(f"*/{card.CARD}"))}
-    groups = tables.by_setting(tables.in_order([run for run in runs if run["status"] == "ok"]))
+    groups = settings.groups(tables.in_order(runs))
+    groups = [group for group in groups if group[0]["status"] == "ok"]  # those without a finished run come last
     groups.sort(key=lambda group: (group[0]["config"]["sampling"]["temperature"], -group[0]["prompts"]["turns"]))
     if not groups or not cards:
         sys.exit("training_report: there is no finished run, or no card; see --help")
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "table.md"
-    path.write_text("\n".join(table(group, cards) for group in groups), encoding="utf-8")
+    record.write_file(path, "\n".join(table(group, cards) for group in groups))
     print(path)
-    first = [run for run in groups[0] if run["drafter"]["k"]]
+    first = [run for run in groups[0] if run["status"] == "ok" and run["drafter"]["k"]]
     expected = {name: validation(found, first[0])["acceptance"] for name, found in cards.items()}
     for file in plots.acceptance_by_position(first, expected, arguments.out / "acceptance"):
         print(file)
@@ -85,7 +87,7 @@ def scaling(cards: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
         joint = " ".join(f"{share:.3f}" for share in each[0]["acceptance"])
         numbers = " | ".join(f"{v['tokens_per_pass']:.2f}" for v in each)
         lines.append(f"| {tokens:,} | {found['progress']['seconds'] / 60:.1f} | {numbers} | {joint} |")
-    (out / "scaling.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    record.write_file(out / "scaling.md", "\n".join(lines) + "\n")
     return [out / "scaling.md", *plots.scaling(cards[0]["family"], points, out / "scaling")]
 
 
@@ -97,12 +99,11 @@ def validation(found: Mapping[str, Any], run: Mapping[str, Any]) -> Mapping[str,
 
 def table(runs: Sequence[Mapping[str, Any]], cards: Mapping[str, Mapping[str, Any]]) -> str:
     """A group of runs as Markdown."""
-    lines = [f"{' · '.join(tables.title(runs))}", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines = [f"{' · '.join(settings.title(runs))}", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for run in runs:
-        name, metrics = run["drafter"]["name"], run["metrics"]
+        name, k = run["drafter"]["name"], run["drafter"]["k"]
         found = cards.get(name)
-        own = ["–"] * 5
-        held_out = "–"
+        own, held_out = ["–"] * 4, "–"
         if found is not None:
             own = [
                 f"{found['parameters'] / 1e6:.1f} M",
@@ -110,33 +111,30 @@ def table(runs: Sequence[Mapping[str, Any]], cards: Mapping[str, Mapping[str, An
                 f"{found['progress']['tokens'] / 1e6:.2f} M",
                 f"{found['progress']['seconds'] / 60:.0f}",
             ]
-            at = found["k"] == run["drafter"]["k"]
-            held_out = f"{validation(found, run)['tokens_per_pass']:.2f}" if at else "–"
-        joint = " ".join(f"{a:.2f}" for a in metrics["acceptance_by_position"]["joint"])
-        lines.append(
-            "| "
-            + " | ".join(
-                [
-                    name,
-                    *own[:4],
-                    str(run["drafter"]["k"]),
-                    held_out,
-                    f"{metrics['tokens_per_pass']:.2f}",
-                    interval(metrics["tokens_per_pass_ci95"]),
-                    joint or "–",
-                    f"{metrics['speedup']:.2f}x",
-                    interval(metrics["speedup_ci95"]),
-                ]
-            )
-            + " |"
-        )
-    return "\n".join(lines) + "\n"
+            held_out = f"{validation(found, run)['tokens_per_pass']:.2f}" if found["k"] == k else "–"
+        lines.append(f"| {' | '.join([name, *own, str(k), held_out, *measured(run)])} |")
+    notes = [tables.failure(run) for run in runs if run["status"] != "ok"] + tables.flags(runs)
+    ids = ", ".join(run["id"] for run in runs)
+    return "\n".join([*lines, "", *(f"- {note}." for note in notes), "", f"{tables.origin(runs)}; runs {ids}."]) + "\n"
 
 
-def interval(found: Sequence[float] | None) -> str:
-    """An interval in words."""
-    return "–" if found is None else f"{found[0]:.2f}–{found[1]:.2f}"
+def measured(run: Mapping[str, Any]) -> list[str]:
+    """The cells of what a run measured."""
+    if run["status"] != "ok":
+        return ["–"] * 5 + ["failed"]
+    metrics = run["metrics"]
+    return [
+        tables.show(metrics["tokens_per_pass"], "{:.2f}"),
+        tables.interval(metrics["tokens_per_pass_ci95"]),
+        " ".join(tables.show(a, "{:.2f}") for a in metrics["acceptance_by_position"]["joint"]) or "–",
+        tables.show(metrics["speedup"], "{:.2f}x"),
+        tables.interval(metrics["speedup_ci95"]),
+        tables.verdict(metrics["lossless"]),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RunError as error:
+        sys.exit(f"training_report: {error}")

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from specbench import cli, metrics, record, tables
+from specbench import cli, losslessness, metrics, record, settings, tables
 from specbench.errors import ConfigError
 
-MUST_AGREE = ("prompts", "target", "precision", "device", "sampling", "token rules", "batch size")
+MUST_AGREE = ("prompts", "target", "precision", "device", "engine", "sampling", "token rules", "batch size")
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -31,21 +31,22 @@ def _question(run: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     config, target, sampling = run["config"], run["target"], run["config"]["sampling"]
     law = {name: value for name, value in sampling.items() if not name.startswith("_")}
     rules = {name: config[name] for name in ("max_new_tokens", "stop", "seed")}
-    precision = tables.precision(target)
+    precision = settings.precision(target)
     dataset = run["dataset"]
     return {
         "prompts": (f"{dataset['name']} {dataset['sha256'][:10]}", dataset["sha256"]),
         "target": (target["name"], target["files"]),
         "precision": (precision, precision),
         "device": (target["device"], target["device"]),
+        "engine": (str(target.get("engine")), target.get("engine")),
         "sampling": (_words(law), law),
         "token rules": (_words(rules), rules),
         "batch size": (str(config["batch_size"]), config["batch_size"]),
     }
 
 
-def _words(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
+def _words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def compare(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = compare(*(pd.read_parquet(folder / record.STEPS) for folder in (asked.a, asked.b)))
     except ConfigError as error:
         return cli.fail(str(error), cli.BAD_CONFIG)
-    cli.out.print(" · ".join(tables.title(runs)), style="bold", highlight=False, soft_wrap=True)
+    cli.out.print(" · ".join(settings.title(runs)), style="bold", highlight=False, soft_wrap=True)
     cli.out.print(_table(runs, found))
     for note in _notes(runs, found):
         cli.out.print(f"Note: {note}.", highlight=False, soft_wrap=True)
@@ -130,6 +131,7 @@ def _table(runs: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> Table
         limits = found[f"{row}_ci95"]
         interval = "–" if limits is None else "–".join(difference.format(limit).rstrip("x") for limit in limits)
         table.add_row(label, *own, tables.show(found[row], difference), interval)
+    table.add_row("lossless", *(tables.verdict(run["metrics"]["lossless"]) for run in runs), "", "")
     return table
 
 
@@ -145,6 +147,12 @@ def _notes(runs: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> list[
         notes.append(f"{first} is slower than {second}")
     else:
         notes.append(f"which of {first} and {second} is faster cannot be told from these prompts")
+    for run, name in zip(runs, (first, second), strict=True):
+        if not losslessness.holds(run["metrics"]["lossless"]):
+            notes.append(f"{name} is not shown to be lossless, so its speedup is not that of a lossless method")
+        if run["needs_reference"]:
+            notes.append(f"{name} is told the reply beforehand: it is a bound, and no method")
+    notes += tables.flags(runs)
     origins = [run["provenance"] for run in runs]
     for key, what in (("machine", "machines"), ("packages", "packages"), ("code_sha256", "code")):
         if origins[0][key] != origins[1][key]:

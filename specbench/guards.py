@@ -28,6 +28,20 @@ HELD_BACK = 0xEC  # NVML's reasons for a lower clock: power cap, slowdown of har
 NONSENSE = 0.75  # of the surprise of tokens drawn at random, above which prompts are taken for such
 
 
+# flags of ``of_results``, which a record can be asked for again
+MEASURED = (
+    "unsteady-clock",
+    "uneven-repeats",
+    "few-prompts",
+    "few-rounds",
+    "repetitive-text",
+    "changing-text",
+    "changed-text",
+    "untested-law",
+    "unpredicted",
+)
+
+
 @dataclass(frozen=True)
 class Flag:
     """A doubt: its name, and a clause that says what it is about, without a full stop."""
@@ -80,7 +94,7 @@ def of_results(found: Mapping[str, Any], prompts: pd.DataFrame) -> Iterator[Flag
     if metrics["lossless"]["verdict"] == "mismatch":
         yield Flag("changed-text", "it changed the text: its speedup is not that of a lossless method")
     if metrics["lossless"]["verdict"] == "untested":
-        yield Flag("untested-law", "too few tokens were sampled to tell whether they have the target's law")
+        yield Flag("untested-law", "whether sampled text has the target's law is not known: too few tokens, or no test")
     if model is not None and model["explanation"] is not None:
         yield Flag("unpredicted", model["explanation"])
 

@@ -7,8 +7,9 @@ that context in one plain pass. In float32 no greedy tie is forgiven.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +104,11 @@ def summarise(
             (d.margin for d in found if d.verdict == "mismatch" and d.margin != math.inf), default=None
         ),
     }
+
+
+def holds(lossless: Mapping[str, Any]) -> bool:
+    """Whether a verdict, as records have it, is that of a lossless method; a near-tie is the target's own rounding."""
+    return lossless["verdict"] in ("equal", "near-tie", "law")
 
 
 def counts(verdicts: Sequence[str]) -> dict[str, object]:

@@ -140,18 +140,20 @@ def packages() -> dict[str, str]:
 
 @cache
 def git_state() -> dict[str, Any] | None:
-    """Commit of the checkout the code runs from, and a digest of its uncommitted changes; None outside a checkout."""
+    """Commit of the checkout the code runs from, and a digest of its uncommitted changes and new files; None outside a
+    checkout."""
     root = Path(specbench.__path__[0]).parent
     if not (root / ".git").exists():
         return None
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None
-    difference = (_git(root, "diff", "HEAD", "--", "*.py", "*.yaml") or "").strip()
-    return {
-        "commit": commit.strip(),
-        "uncommitted_sha256": hashlib.sha256(difference.encode()).hexdigest() if difference else None,
-    }
+    code = ("--", "*.py", "*.yaml")
+    changed = (_git(root, "diff", "HEAD", *code) or "").strip().encode()
+    for name in (_git(root, "ls-files", "--others", "--exclude-standard", *code) or "").splitlines():
+        with suppress(OSError):
+            changed += name.encode() + b"\0" + (root / name).read_bytes()
+    return {"commit": commit.strip(), "uncommitted_sha256": hashlib.sha256(changed).hexdigest() if changed else None}
 
 
 def _git(root: Path, *arguments: str) -> str | None:

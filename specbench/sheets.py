@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from specbench import tables
+from specbench import losslessness, settings, tables
 from specbench.results.columns import flatten
 from specbench.tables import Run
 
 NAMES = ("comparison", "categories", "by_k", "by_batch")  # of the documents
 
-LOSSLESS = ("equal", "near-tie", "law")  # verdicts; a near-tie is the target's own rounding, see losslessness
 LOSSY, BOUND = "†", "‡"  # marks of runs that do not compete for the best
 
 ALL = "all prompts"  # heads the column of all prompts, in a table by category
@@ -112,8 +111,8 @@ class _Grid(NamedTuple):
 
 def documents(runs: Sequence[Run]) -> list[Document]:
     """Those of ``NAMES`` that there are runs for: by k and by batch size only of what was run at several."""
-    groups = tables.by_setting(tables.in_order(runs))
-    across = tables.by_setting(tables.in_order(runs), varying=("batch_size",))
+    groups = settings.groups(tables.in_order(runs))
+    across = settings.groups(tables.in_order(runs), varying=("batch_size",))
     found = [
         _comparison(groups),
         _grids("categories", "by category of prompts", map(_by_category, groups)),
@@ -245,7 +244,7 @@ def _whole(name: str, run: Run) -> _Entry:
 
 
 def _lossy(run: Run) -> bool:
-    return run["status"] == "ok" and run["metrics"]["lossless"]["verdict"] not in LOSSLESS
+    return run["status"] == "ok" and not losslessness.holds(run["metrics"]["lossless"])
 
 
 def _bound(run: Run) -> bool:
@@ -298,7 +297,7 @@ def _sheet(
 
 def _setting(runs: Sequence[Run]) -> str:
     """What all of them share, in words; a failed run does not know how many prompts there were."""
-    told = [tables.setting(run) for run in runs if run["status"] == "ok"] or list(map(tables.setting, runs))
+    told = [settings.of(run) for run in runs if run["status"] == "ok"] or list(map(settings.of, runs))
     return " · ".join(words[0] for words in zip(*told, strict=True) if len(set(words)) == 1)
 
 

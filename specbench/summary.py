@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench import cli, tables
+from specbench import cli, settings, tables
 
 
 def show(records: Sequence[Mapping[str, Any]], results_dir: Path) -> None:
     """Records of one setting: their table, what failed and why, what is to be doubted, and where they are."""
-    cli.out.print(" · ".join(tables.title(records)), style="bold", highlight=False, soft_wrap=True)
+    cli.out.print(" · ".join(settings.title(records)), style="bold", highlight=False, soft_wrap=True)
     cli.out.print(tables.terminal(records))
     for record in records:
         if record["status"] != "ok":

@@ -1,10 +1,12 @@
 """Tables of runs, computed from their records: for the terminal and for documents."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+from specbench import settings
 
 COLUMNS = ("drafter", "k", "tokens/pass", "acceptance", "tokens/s", "plain", "speedup", "95 % CI", "lossless")
 CATEGORY_COLUMNS = ("category", "tokens/pass", "acceptance", "tokens/s", "plain", "speedup", "95 % CI")
@@ -25,46 +27,6 @@ DETAILS = (
 TEXT = ("drafter", "category", "lossless", "")  # the others hold numbers
 
 Run = Mapping[str, Any]
-
-
-def setting(run: Run) -> tuple[str, ...]:
-    """What runs must share to stand in one table: target, precision, device, prompts, sampling, lengths, batch size."""
-    config = run["config"]
-    sampling = config["sampling"]
-    law = "greedy" if not sampling["temperature"] else f"temperature {sampling['temperature']:g}"
-    for name, neutral in (("top_k", 0), ("top_p", 1), ("min_p", 0), ("repetition_penalty", 1)):
-        if sampling[name] != neutral:
-            law += f", {name} {sampling[name]:g}"
-    counted = run.get("prompts")
-    prompts = f"{counted['turns']} prompts of {run['dataset']['name']}" if counted else run["dataset"]["name"]
-    return (
-        run["target"]["name"],
-        f"{precision(run['target'])} on {run['target']['device']}",
-        prompts,
-        law,
-        f"{config['max_new_tokens']} new tokens",
-        f"batch {config['batch_size']}",
-    )
-
-
-def precision(target: Mapping[str, Any]) -> str:
-    """Of a target as a record describes it, in words."""
-    return target["dtype"] if target.get("quant") is None else f"{target['dtype']} with {target['quant']} weights"
-
-
-def by_setting(runs: Sequence[Run], varying: Container[str] = ()) -> list[list[Run]]:
-    """Runs that may stand in one table, in order of first appearance: same target files, precision, prompts, sampling,
-    lengths, batch size, stops, seed, code, packages and machine. Failed runs join those they would have been with.
-    ``varying``: settings in which they may differ, as the table is about them."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        config, target, made = run["config"], run["target"], run["provenance"]
-        names = ("sampling", "max_new_tokens", "batch_size", "stop", "seed")
-        shared = {name: config[name] for name in names if name not in varying}
-        same = [made["code_sha256"], made["packages"], made["machine"], run["dataset"]["sha256"]]
-        key = str([shared, target["files"], precision(target), target["device"], target.get("engine"), *same])
-        groups.setdefault(key, []).append(run)
-    return list(groups.values())
 
 
 def labels(runs: Sequence[Run], any_k: bool = False) -> list[str]:
@@ -139,7 +101,7 @@ def markdown(runs: Sequence[Run]) -> str:
     """One group of runs as Markdown: a table, one of the details, what is to be doubted, and where it is from; failed
     runs say why."""
     named = list(zip(runs, labels(runs), strict=True))
-    lines = [" · ".join(title(runs)), "", *_markdown(COLUMNS, [row(*run) for run in named])]
+    lines = [" · ".join(settings.title(runs)), "", *_markdown(COLUMNS, [row(*run) for run in named])]
     lines += ["", PLAIN_IS, ""]
     lines += [*_markdown(DETAILS, [detail(*run) for run in named]), "", DETAILS_ARE, ""]
     lines += [line for run in runs if run["status"] != "ok" for line in (failure(run), "")]
@@ -151,12 +113,13 @@ def origin(runs: Sequence[Run]) -> str:
     """On what machine, with what code and when a group of runs was made, in words."""
     made = runs[0]["provenance"]
     commit = (made["git"] or {}).get("commit")
+    changed = " with uncommitted changes" if (made["git"] or {}).get("uncommitted_sha256") else ""
     machine = made["machine"]
     days = sorted(run["provenance"]["started"][:10] for run in runs)
     facts = (
         machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads",
         f"torch {made['packages']['torch']}",
-        f"commit {commit[:10]}" if commit else f"specbench {made['specbench']}",
+        f"commit {commit[:10]}{changed}" if commit else f"specbench {made['specbench']}",
         days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
     )
     return "; ".join(facts)
@@ -192,11 +155,6 @@ def numbers(columns: Sequence[str]) -> Table:
             column, justify="left" if column in TEXT else "right", no_wrap=column not in TEXT, overflow="fold"
         )
     return table
-
-
-def title(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The setting that a group of runs shares."""
-    return setting(next((run for run in runs if run["status"] == "ok"), runs[0]))
 
 
 def _numbers(measured: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from specbench import cli, losslessness, record
+from specbench import cli, guards, law, losslessness, record
 from specbench.analysis import analyse
 from specbench.errors import ConfigError, RunError
 
@@ -28,17 +28,21 @@ def differences(folder: Path) -> list[str]:
         raise ConfigError(f"{folder} is the record of a failed run, which has no metrics: {run['error']}")
     try:
         steps, prompts = pd.read_parquet(folder / record.STEPS), pd.read_parquet(folder / record.PROMPTS)
-        rounds = pd.read_parquet(folder / record.ROUNDS) if run["model"] is not None else None
+        profiled = run["model"] is not None or (folder / record.ROUNDS).exists()
+        rounds = pd.read_parquet(folder / record.ROUNDS) if profiled else None
         found = analyse(steps, prompts, rounds, run["drafter"]["k"])
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"the tables of {folder} cannot be read: {error}") from error
-    told = {name: run[name] for name in found}
-    told["metrics"] = {name: told["metrics"].get(name) for name in found["metrics"] or {}}
-    return [
-        *_differing("", told, found),
-        *_differing("metrics.lossless.", run["metrics"]["lossless"], _verdicts(run, prompts)),
-        *_texts(steps, prompts),
-    ]
+        told = {name: run[name] for name in found}
+        told["metrics"] = {name: told["metrics"].get(name) for name in found["metrics"] or {}}
+        by_law = bool(steps.loc[steps["arm"] == "method", "sampled"].any())
+        return [
+            *_differing("", told, found),
+            *_differing("metrics.lossless.", run["metrics"]["lossless"], _verdicts(run, prompts, by_law)),
+            *_texts(steps, prompts),
+            *_equalities(prompts),
+            *_flags(run, prompts),
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"the tables of {folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _differing(name: str, told: Any, found: Any) -> Iterator[str]:
@@ -56,10 +60,32 @@ def _differing(name: str, told: Any, found: Any) -> Iterator[str]:
         yield f"{name.rstrip('.')} is {told} in run.json and {found} by the steps"
 
 
-def _verdicts(run: Mapping[str, Any], prompts: pd.DataFrame) -> dict[str, object]:
-    if "level" in run["metrics"]["lossless"]:  # by law: each prompt is equal, or no evidence by itself
-        return {"prompts": len(prompts), "equal": int((prompts["lossless"] == "equal").sum())}
-    return losslessness.counts(prompts["lossless"].tolist())
+def _verdicts(run: Mapping[str, Any], prompts: pd.DataFrame, by_law: bool) -> dict[str, object]:
+    """What the prompts say of the verdict; ``by_law``: then each is equal, or no evidence by itself, and the verdict is
+    that of the p-value, which only the target could give anew."""
+    if not by_law:
+        return losslessness.counts(prompts["lossless"].tolist())
+    told = run["metrics"]["lossless"]
+    caught = told["ruled_out"] or (told["p_value"] is not None and told["p_value"] < told["level"])
+    verdict = "mismatch" if caught else "untested" if told["p_value"] is None else "law"
+    equal = int((prompts["lossless"] == "equal").sum())
+    return {"prompts": len(prompts), "equal": equal, "level": law.LEVEL, "verdict": verdict}
+
+
+def _equalities(prompts: pd.DataFrame) -> Iterator[str]:
+    """Prompts that are said to be equal in text and are not, or the other way about."""
+    columns = (prompts[name] for name in ("uid", "lossless", "tokens", "baseline_tokens"))
+    for uid, verdict, ours, plain in zip(*columns, strict=True):
+        if (verdict == "equal") != (list(ours) == list(plain)):
+            yield f"prompt {uid} is said to be {verdict}, and by its replies it is {'not ' * (verdict == 'equal')}equal"
+
+
+def _flags(run: Mapping[str, Any], prompts: pd.DataFrame) -> Iterator[str]:
+    """Flags of what was measured that the record lacks, or that nothing measured raises."""
+    due = {flag.flag for flag in guards.of_results(run, prompts)}
+    raised = {flag["flag"] for flag in run["flags"]} & set(guards.MEASURED)
+    for name in sorted(due ^ raised):
+        yield f"the flag {name} is {'missing' if name in due else 'raised without a cause'}"
 
 
 def _texts(steps: pd.DataFrame, prompts: pd.DataFrame) -> Iterator[str]:

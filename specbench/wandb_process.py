@@ -38,7 +38,8 @@ def main() -> None:
         ending = follow(run, lines)
         notes = end(run, page, ending or {"error": "the run was broken off"})
         check_room(Path(page["folder"]))
-        replace_older(run, page)
+        if ending is not None:  # else there is no newer record, and the older page stands
+            replace_older(run, page)
         answer(notes=notes)
     except Exception as error:
         answer(error=first_line(error))

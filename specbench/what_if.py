@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from specbench import cli, record, tables
+from specbench import cli, losslessness, record, tables
 from specbench.errors import ConfigError
 from specbench.prediction import Costs, Prediction, best, elsewhere, survival
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run, curve = record.read(asked.run), read_curve(asked.curve)
         if asked.draft_cost is not None and not asked.draft_cost >= 0:
             raise ConfigError(f"--draft-cost={asked.draft_cost} is no time; give 0 or more, for instance 0.1")
-        batch = asked.batch_size or run["config"]["batch_size"]
+        batch = run["config"]["batch_size"] if asked.batch_size is None else asked.batch_size
         found = predict(run, curve, batch, asked.draft_cost)
     except ConfigError as error:
         return cli.fail(str(error), cli.BAD_CONFIG)
@@ -82,7 +82,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soft_wrap=True,
     )
     cli.out.print(_table(found))
-    cli.out.print(f"Best draft length: {best(found).k}.", highlight=False)
+    told = {p.k for p in found}
+    unknown = [k for k in range(run["drafter"]["k"] + 1) if k not in told]
+    for k in unknown:
+        cli.out.print(
+            f"Note: k={k} cannot be told: the curve has no pass over {k + 1} tokens, or drafting {k} was not timed.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    cli.out.print(f"Best draft length{' of these' if unknown else ''}: {best(found).k}.", highlight=False)
+    for line in tables.flags([run]):
+        cli.out.print(f"Note: {line}.", highlight=False, soft_wrap=True)
+    if not losslessness.holds(run["metrics"]["lossless"]):
+        cli.out.print("Note: the run is not shown to be lossless.", highlight=False)
     return cli.OK
 
 

@@ -13,7 +13,7 @@ from conftest import baseline, tiny
 from rich.console import Console
 
 from drafters.ngram import NGram
-from specbench import progress, record, tables
+from specbench import progress, record, settings, tables
 from specbench.comparison import Arm, Settings
 from specbench.decoding import Step
 from specbench.memory import CLEAR, PeakMemory
@@ -143,7 +143,7 @@ def real_runs(real):
 )
 def test_runs_that_differ_in_this_stand_apart(path, value):
     runs = [made("ngram"), made("suffix", {path: value}), made("none")]
-    assert tables.by_setting(runs) == [[runs[0], runs[2]], [runs[1]]]
+    assert settings.groups(runs) == [[runs[0], runs[2]], [runs[1]]]
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_runs_that_differ_in_this_stand_apart(path, value):
     ],
 )
 def test_runs_that_differ_in_this_stand_together(path, value):
-    assert len(tables.by_setting([made(), made("suffix", {path: value})])) == 1
+    assert len(settings.groups([made(), made("suffix", {path: value})])) == 1
 
 
 def test_failed_run_stands_with_those_it_was_run_beside(real_runs):
-    assert [len(group) for group in tables.by_setting(real_runs)] == [2]
-    assert [len(group) for group in tables.by_setting([made(), failed()])] == [2]
+    assert [len(group) for group in settings.groups(real_runs)] == [2]
+    assert [len(group) for group in settings.groups([made(), failed()])] == [2]
 
 
 def test_runs_are_ordered_by_speedup_and_failed_ones_come_last():
@@ -192,14 +192,14 @@ def test_runs_are_called_by_name_and_by_what_tells_them_apart(runs, called):
 
 def test_every_sampling_option_that_is_not_neutral_is_in_the_title():
     law = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1}
-    said = tables.setting(made(changes={"config.sampling": law}))
+    said = settings.of(made(changes={"config.sampling": law}))
     assert "temperature 0.7, top_k 40, top_p 0.9, min_p 0.05, repetition_penalty 1.1" in said
-    assert "greedy" in tables.setting(made())
+    assert "greedy" in settings.of(made())
 
 
 def test_title_counts_the_prompts_even_if_the_first_run_failed():
-    assert "16 prompts of builtin" in tables.title([failed(), made()])
-    assert "builtin" in tables.title([failed()])
+    assert "16 prompts of builtin" in settings.title([failed(), made()])
+    assert "builtin" in settings.title([failed()])
 
 
 # the cells of a row

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from drafters.ngram import NGram
 from drafters.none import NoDrafter
 from specbench import quantise as module
-from specbench import tables
+from specbench import settings
 from specbench.drafting import Request
 from specbench.errors import ConfigError
 from specbench.losslessness import first_divergence
@@ -237,12 +237,12 @@ def test_quantised_weights_take_the_bytes_they_should(quantised):
 
 
 def test_title_names_the_quantised_weights():
-    assert "bfloat16 with int4 weights on cpu" in tables.setting(
+    assert "bfloat16 with int4 weights on cpu" in settings.of(
         made(changes={"target.dtype": "bfloat16", "target.quant": "int4"})
     )
-    assert "float32 on cpu" in tables.title([made(changes={"target.quant": None})])
+    assert "float32 on cpu" in settings.title([made(changes={"target.quant": None})])
 
 
 def test_runs_of_other_weights_do_not_stand_in_one_table():
     runs = [made(changes={"target.quant": quant}) for quant in (None, "int8", "int4", "int8")]
-    assert tables.by_setting([*runs, made()]) == [[runs[0], made()], [runs[1], runs[3]], [runs[2]]]
+    assert settings.groups([*runs, made()]) == [[runs[0], made()], [runs[1], runs[3]], [runs[2]]]

@@ -24,7 +24,7 @@ from report_runs import (
     store,
 )
 
-from specbench import compare, families, record, results
+from specbench import compare, families, record, results, settings
 from specbench.report import __main__ as command
 from specbench.report import figures, origin, page, pieces, replies, rows, summary
 
@@ -397,7 +397,8 @@ def test_settings_of_one_title_are_told_apart_by_what_it_does_not_say():
     one, other, third = (made(name)[0] for name in "abc")
     other["config"]["seed"] = 3
     third["config"]["batch_size"] = 4
-    assert origin.apart([[one], [other], [third]]) == ["seed 0", "seed 3", ""]
+    told = [settings.title(group) for group in settings.groups([one, other, third])]
+    assert [words[6:] for words in told] == [("seed 0",), ("seed 3",), ()]
 
 
 def test_origin_names_machine_code_command_and_hashes():

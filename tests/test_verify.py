@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def measure(folder: Path, arms: list[Arm], sampling: Sampling, profiled: int = 2
     lm = tiny("llama")
     for arm in arms:
         arm.bind(lm)
-    cells = [Cell(arm, {**config(sampling, **settings), "name": arm.name}) for arm in arms]
+    cells = [Cell(arm, {**config(sampling, **settings), "name": arm.name, "arm": i}) for i, arm in enumerate(arms)]
     plan = Plan(
         lm,
         PromptSet("nine", CONVERSATIONS),
@@ -95,12 +96,59 @@ def rewrite(folder: Path, change) -> None:
         (lambda r: r["model"].update(predicted_speedup=3.0), "model.predicted_speedup is 3.0"),
         (lambda r: r["model"]["by_k"][1].update(bound=9.0), "model.by_k[1].bound is 9.0"),
         (lambda r: r["model"]["shares"].update(draft=0.0), "model.shares.draft is 0.0"),
+        (lambda r: r.update(model=None), "model is None in run.json"),
+        (lambda r: r.update(flags=[]), "the flag few-rounds is missing"),
+        (
+            lambda r: r["flags"].append({"flag": "changed-text", "message": ""}),
+            "the flag changed-text is raised without a cause",
+        ),
+        (lambda r: r["metrics"]["lossless"].update(verdict="law", level=0.001), "metrics.lossless.verdict is law"),
     ],
 )
 def test_a_number_that_was_tampered_with_is_named(copy, change, named, capsys):
     rewrite(copy, change)
     assert verify.main([str(copy)]) == 1
     assert named in said(capsys)
+
+
+def test_a_verdict_by_law_is_that_of_its_p_value(home, tmp_path, capsys):
+    shutil.copytree(home / "t1" / "small_lm", tmp_path / "copy")
+    rewrite(tmp_path / "copy", lambda r: r["metrics"]["lossless"].update(p_value=1e-9))
+    assert verify.main([str(tmp_path / "copy")]) == 1
+    assert "metrics.lossless.verdict is law in run.json and mismatch by the steps" in said(capsys)
+
+
+def test_a_prompt_that_is_said_to_be_equal_and_is_not_is_named(copy, capsys):
+    prompts = pd.read_parquet(copy / record.PROMPTS)
+    prompts.at[2, "lossless"] = "near-tie"
+    prompts.to_parquet(copy / record.PROMPTS)
+    assert verify.main([str(copy)]) == 1
+    assert f"prompt {prompts.at[2, 'uid']} is said to be near-tie, and by its replies it is equal" in said(capsys)
+
+
+def test_a_record_that_lacks_a_part_is_named(copy, capsys):
+    rewrite(copy, lambda r: r.pop("by_category"))
+    assert verify.main([str(copy)]) == 1
+    assert f"the tables of {copy} cannot be read: KeyError: 'by_category'" in said(capsys)
+
+
+def test_the_stored_records_agree_with_their_steps(capsys):
+    """What the documentation quotes."""
+    results = Path(__file__).parent.parent / "results"
+    assert verify.main([str(results)]) == 0, said(capsys)
+
+
+def test_two_arms_of_one_name_keep_their_own_profile(tmp_path):
+    """One of them drafts twice as slowly."""
+
+    class Slow(NGram):
+        def propose(self, batch, k):
+            time.sleep(0.02)
+            return super().propose(batch, k)
+
+    slow, fast = measure(tmp_path, [Arm("same", Slow(), 2), Arm("same", NGram(), 2)], Sampling())
+    assert slow["id"] != fast["id"]
+    assert slow["model"]["draft_seconds"]["2"] > 0.02 > fast["model"]["draft_seconds"]["2"]
 
 
 def test_steps_that_were_tampered_with_are_noticed(copy, capsys):

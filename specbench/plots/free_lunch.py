@@ -9,7 +9,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from specbench import cost
 from specbench.plots import style
-from specbench.tables import precision
+from specbench.settings import precision
 
 
 def verify_cost(found: Mapping[str, Any], path: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench import tables
+from specbench import settings, tables
 from specbench.plots import groups, words
 from specbench.plots.acceptance import acceptance_by_position, accepted_lengths
 from specbench.plots.batch_size import by_batch_size, throughput
@@ -28,18 +28,19 @@ def draw(runs: Sequence[Run], folder: Path, curve: Mapping[str, Any] | None = No
     Where the runs have several settings, figures are numbered by setting: by the words of their headings, smaller
     numbers first. Files of an earlier call that this one does not make are removed.
     """
-    settings = _numbered([tables.in_order(group) for group in tables.by_setting(runs)])
-    sweeps = _numbered([tables.in_order(group) for group in groups.apart_from_batch_size(runs)])
+    alike = _numbered([tables.in_order(group) for group in settings.groups(runs)])
+    sweeps = _numbered([tables.in_order(group) for group in settings.groups(runs, varying=("batch_size",))])
     wanted = [
         (plot, group, f"{name}{number}")
-        for figures, numbered in ((OF_A_SETTING, settings), (OF_BATCH_SIZES, sweeps))
+        for figures, numbered in ((OF_A_SETTING, alike), (OF_BATCH_SIZES, sweeps))
         for name, (plot, allows) in figures.items()
         for number, group in numbered.items()
         if allows(group)
     ]
-    _remove_earlier(folder)
     files = [file for plot, group, name in wanted for file in plot(group, folder / name)]
-    return files + (verify_cost(curve, folder / OF_A_CURVE) if curve is not None else [])
+    files += verify_cost(curve, folder / OF_A_CURVE) if curve is not None else []
+    _remove_earlier(folder, files)
+    return files
 
 
 def _numbered(found: Sequence[Sequence[Run]]) -> dict[str, Sequence[Run]]:
@@ -55,10 +56,11 @@ def _natural(text: str) -> list[tuple[float, str]]:
     return [(int(part), "") if part.isdigit() else (float("inf"), part) for part in re.split(r"(\d+)", text) if part]
 
 
-def _remove_earlier(folder: Path) -> None:
+def _remove_earlier(folder: Path, files: Sequence[Path]) -> None:
+    """Those of an earlier call that this one did not make."""
     ours = "|".join([*OF_A_SETTING, *OF_BATCH_SIZES, OF_A_CURVE])
     for file in folder.glob("*"):
-        if re.fullmatch(rf"({ours})(-\d+)?\.({'|'.join(FORMATS)})", file.name):
+        if file not in files and re.fullmatch(rf"({ours})(-\d+)?\.({'|'.join(FORMATS)})", file.name):
             file.unlink()
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from specbench import tables
 from specbench.plots import words
 from specbench.tables import Run
 
@@ -44,10 +43,3 @@ def longest_drafts(runs: Sequence[Run]) -> list[Run]:
 def finished(runs: Sequence[Run]) -> list[Run]:
     """Those that did not fail."""
     return [run for run in runs if run["status"] == "ok"]
-
-
-def apart_from_batch_size(runs: Sequence[Run]) -> list[list[Run]]:
-    """``tables.by_setting`` of runs that may differ in their batch sizes."""
-    alike = [{**run, "config": {**run["config"], "batch_size": None}} for run in runs]
-    original = {id(copy): run for copy, run in zip(alike, runs, strict=True)}
-    return [[original[id(copy)] for copy in group] for group in tables.by_setting(alike)]

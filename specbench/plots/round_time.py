@@ -16,14 +16,14 @@ DIAMOND: Any = {"marker": "D", "color": "black", "markerfacecolor": "white", "ma
 
 
 def round_time(runs: Sequence[Run], path: Path) -> list[Path]:
-    """Bars of the length of a round, as a multiple of a plain one in the same run, in the parts that the profile found;
-    and tokens per verify pass beside, which is what the round is worth. For one group of runs.
+    """Bars of the length of a round, as a multiple of a plain one, and of its parts, both in the profiling pass; and
+    tokens per verify pass beside, which is what the round is worth. For one group of runs.
 
     Written as ``path`` in each format; returns the files. What was not profiled, or failed, has the word in place of a
     bar.
     """
     notes = [
-        "bar and number: a round's length as measured, in the shares of its profile; diamond: tokens per verify pass, "
+        "bar and number: a round and its parts in the profiling pass; diamond: measured tokens per verify pass, "
         f"with its {words.PERCENT} interval; at batch size 1 drafting pays where it lies past the bar",
         *words.flags(runs),
     ]
@@ -34,10 +34,10 @@ def round_time(runs: Sequence[Run], path: Path) -> list[Path]:
                 rows.say(axis, y, "failed")
                 continue
             found = run["metrics"]
-            if run["model"] is None or not found["round_seconds"]:
+            if run["model"] is None:
                 rows.say(axis, y, "not profiled")
                 continue
-            length, left = found["round_seconds"] / found["baseline_round_seconds"], 0.0
+            length, left = run["model"]["by_k"][-1]["seconds"] / run["model"]["plain_seconds"], 0.0
             for part, share in run["model"]["shares"].items():
                 axis.barh(y, share * length, left=left, height=rows.BAR, color=GREYS.get(part, colour(run)))
                 left += share * length

@@ -3,8 +3,9 @@
 import textwrap
 from collections.abc import Sequence
 
+from specbench import settings
 from specbench.metrics import MIN_UNITS
-from specbench.tables import Run, labels, setting
+from specbench.tables import Run, labels
 
 PERCENT = "95\N{NO-BREAK SPACE}%"
 INTERVAL = f"whiskers: {PERCENT} bootstrap interval over prompts ({MIN_UNITS} or more)"
@@ -21,7 +22,7 @@ def fold(text: str, width: int) -> str:
 
 def heading(runs: Sequence[Run]) -> str:
     """The setting, as far as all finished runs share it."""
-    each = [setting(run) for run in runs if run["status"] == "ok"] or [setting(runs[0])]
+    each = [settings.of(run) for run in runs if run["status"] == "ok"] or [settings.of(runs[0])]
     return " · ".join(part for part in each[0] if all(part in parts for parts in each))
 
 

@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 import specbench
-from specbench import compare, provenance, tables
+from specbench import compare, provenance, settings, tables
 from specbench.errors import ConfigError
 from specbench.families import colour
 from specbench.record import STEPS
@@ -39,15 +39,13 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
     ``tokenizers``: files, or folders of them, to look for those of the targets in.
     """
     runs = distinct(runs)
-    groups = [tables.in_order(group) for group in tables.by_setting(runs)]
+    groups = [tables.in_order(group) for group in settings.groups(runs)]
     shown = min(prompts, _affordable(runs))
-    settings = [
-        _setting(group, told, shown, tokenizers) for group, told in zip(groups, origin.apart(groups), strict=True)
-    ]
+    shown_settings = [_setting(group, shown, tokenizers) for group in groups]
     notes = []
     if shown < prompts:
         notes.append(f"{shown} prompts of each setting are shown token by token, not {prompts}: there are many runs.")
-    wordless = [s["target"] for s in settings if s["replies"]["prompts"] and s["pieces"] is None]
+    wordless = [s["target"] for s in shown_settings if s["replies"]["prompts"] and s["pieces"] is None]
     notes += [f"{target}: {NO_TOKENIZER}" for target in dict.fromkeys(wordless)]
     targets = list(dict.fromkeys(run["target"]["name"] for run in runs))
     data: dict[str, Any] = {
@@ -56,7 +54,7 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
         f"{provenance.now()[:10]} by specbench {specbench.__version__}",
         "notes": notes,
         "definitions": next((run["conventions"] for run in runs if "conventions" in run), {}),
-        "settings": settings,
+        "settings": shown_settings,
     }
     return Page(fill(data), notes)
 
@@ -117,15 +115,15 @@ def _affordable(runs: Sequence[Run]) -> int:
     return int(BUDGET / rounds) if rounds else 0
 
 
-def _setting(runs: Sequence[Run], apart: str, prompts: int, tokenizers: Sequence[Path]) -> dict[str, Any]:
+def _setting(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path]) -> dict[str, Any]:
     called = summary.names(runs)
     first = summary.contenders(runs)
     shown = replies.of_group([*first, *(run for run in runs if run not in first)], prompts)
     tokenizer = pieces.find(runs[0], tokenizers) if shown["prompts"] else None
-    target, *rest = tables.title(runs)
+    target, *rest = settings.title(runs)
     return {
         "target": target,
-        "facts": [*rest, *([apart] if apart else [])],
+        "facts": rest,
         "summary": [asdict(sentence) for sentence in summary.sentences(runs, _versus(runs))],
         "runs": {
             run["id"]: {"name": called[run["id"]], "colour": colour(run), "failed": run["status"] != "ok"}

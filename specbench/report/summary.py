@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench import tables
+from specbench import losslessness, tables
 from specbench.metrics import MIN_UNITS
 from specbench.report.raw import Run
 
@@ -62,7 +62,8 @@ def _best_of_each(rivals: Sequence[Run]) -> list[Run]:
 
 
 def _changed(run: Run) -> bool:
-    return bool(run["metrics"]["lossless"]["verdict"] == "mismatch")
+    """Or may have, for all that is known."""
+    return not losslessness.holds(run["metrics"]["lossless"])
 
 
 def _fastest(rivals: Sequence[Run], called: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from specbench import tables
+from specbench import settings, tables
 
 LISTS = ("acceptance_by_position", "accepted_length_histogram")  # of the metrics; they have a table of their own
 
@@ -14,7 +14,7 @@ LISTS = ("acceptance_by_position", "accepted_length_histogram")  # of the metric
 def show(run: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Parts to print one after the other; ``run``: of ``results.runs``."""
     yield f"{run['drafter']['name']} k={run['drafter']['k']} · run {run['id']} · {run['status']} · {run['folder']}"
-    yield " · ".join(tables.title([run]))
+    yield " · ".join(settings.title([run]))
     if run["status"] == "ok":
         yield from _measured(run)
     else:
