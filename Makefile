@@ -31,7 +31,7 @@ TRAINED := results/training/SmolLM2-135M-Instruct
 train: setup ## train all drafters of the default model anew, on the data that come with it, on equal terms (hours; goes on where it was)
 	$(RUN) scripts/train_all.py experiment=train_default --out $(TRAINED)
 
-train-measure: setup ## measure the drafters that come with the default model; tables and figure in results/training (20 minutes)
+train-measure: setup ## measure the drafters that come with the default model; tables and figure in results/training (25 minutes)
 	$(RUN) -m specbench experiment=trained
 	$(RUN) -m specbench experiment=trained sampling=t1
 	@$(RUN) scripts/training_report.py results/training/runs --cards drafters/pretrained/smollm2 --out results/training
@@ -85,5 +85,5 @@ $(VENV)/.docs: $(READY)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
-reproduce: setup ## every table and figure of README and docs from scratch, into results/reproduce (an hour; quick=1: a quarter of it)
+reproduce: setup ## the tables and figures of README and docs from scratch, into results/reproduce (an hour; quick=1: a quarter of it)
 	$(RUN) scripts/reproduce.py $(if $(quick),--quick)

@@ -89,7 +89,7 @@ def measure(out: Path, quick: bool) -> bool:
         asked = [*study.arguments, *(study.quick if quick else ()), f"results_dir={out / study.name / 'runs'}"]
         well &= do("-m", "specbench", *asked)
     say("verify_cost")
-    if not (out / "verify_cost/verify_cost.png").exists():  # what it writes last
+    if not (out / "verify_cost/verify_cost.pdf").exists():  # what it writes last
         well &= do("scripts/verify_cost.py", f"out={out / 'verify_cost'}", *(VERIFY_COST if quick else ()))
     return well
 
