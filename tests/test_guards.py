@@ -122,6 +122,13 @@ def test_surprise_is_the_mean_cross_entropy_of_the_texts():
     assert law.surprise(target, [[5]]) is None
 
 
+def test_a_long_text_surprises_as_much_as_its_beginning():
+    target = tiny("llama")
+    text = target.tokenizer("one two three four " * 40).input_ids
+    assert len(text) > 2 * law.AT_ONCE
+    assert law.surprise(target, [text]) == pytest.approx(law.surprise(target, [text[: 1 + law.AT_ONCE]]))
+
+
 MACHINE = {"cpu": "Fast 9000"}
 
 

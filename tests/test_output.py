@@ -41,6 +41,11 @@ MODEL = {
     "bound": 4.2,
     "break_even": 0.061,
     "best_k": 3,
+    "plain_seconds": 0.02,
+    "by_k": [
+        {"k": 0, "seconds": 0.02, "tokens_per_pass": 1.0, "speedup": 1.0},
+        {"k": 4, "seconds": 0.025, "tokens_per_pass": 1.52, "speedup": 1.5},
+    ],
 }
 EQUAL = {"verdict": "equal", "prompts": 16, "equal": 16, "near_ties": 0, "mismatches": 0}
 SAMPLING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
