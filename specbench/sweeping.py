@@ -40,13 +40,6 @@ class Point:
         """Points of one target can share it."""
         return OmegaConf.to_yaml(self.cfg.target, resolve=True)
 
-    def rounds(self) -> int:
-        """Of all arms, were each as slow as plain decoding; the profile's are among them."""
-        cfg = self.cfg
-        turns = sum(len(conversation.turns) for conversation in configured.prompts_of(cfg.dataset).conversations)
-        measured = math.ceil(turns / cfg.batch_size) * cfg.max_new_tokens * cfg.repeats
-        return (len(self.cells) + 1) * (measured + 2 * cfg.profile * min(BRIEF, cfg.max_new_tokens))
-
 
 def point(overrides: Sequence[str], cfg: DictConfig, drafter: str) -> Point:
     """A point of the grid. Raises ConfigError for one that cannot be run."""
@@ -66,9 +59,24 @@ class Sweep:
         self._known = {key for folder in {str(p.cfg.results_dir) for p in points} for key in _finished(Path(folder))}
         self._records: list[Mapping[str, Any]] = []
         self._refused: list[str] = []
+        self._turns: dict[str, int] = {}  # of each set of prompts
         self._left = [p for p in self.points if self._todo(p)]
         self._seconds, self._rounds = 0.0, 0
         self._clock = time.perf_counter()
+
+    def _count(self, found: Point) -> int:
+        """Rounds of all arms, were each as slow as plain decoding; the profile's are among them. None where the prompts
+        cannot be had: the run says why."""
+        cfg = found.cfg
+        asked = OmegaConf.to_yaml(cfg.dataset, resolve=True)
+        if asked not in self._turns:
+            try:
+                conversations = configured.prompts_of(cfg.dataset).conversations
+                self._turns[asked] = sum(len(conversation.turns) for conversation in conversations)
+            except Exception:
+                self._turns[asked] = 0
+        measured = math.ceil(self._turns[asked] / cfg.batch_size) * cfg.max_new_tokens * cfg.repeats
+        return (len(found.cells) + 1) * (measured + 2 * cfg.profile * min(BRIEF, cfg.max_new_tokens))
 
     def _todo(self, found: Point) -> bool:
         return bool(found.cfg.force) or not found.cells.keys() <= self._known
@@ -97,7 +105,7 @@ class Sweep:
         first = [p for p in self._left if p.target == self._left[0].target]
         target = configured.target_of(first[0].cfg.target)
         pace = {size: _pace(target, size) for size in {p.cfg.batch_size for p in first}}
-        seconds = sum(p.rounds() * pace[p.cfg.batch_size] for p in first)
+        seconds = sum(self._count(p) * pace[p.cfg.batch_size] for p in first)
         others = len(self._left) - len(first)
         what = f"about {duration(seconds)}" + f" for {target.name}; {others} runs are of other targets" * bool(others)
         return f"{what}, were every drafter as fast as plain decoding"
@@ -107,7 +115,7 @@ class Sweep:
         now = time.perf_counter()
         if found in self._left:
             self._left.remove(found)
-            self._seconds, self._rounds = self._seconds + now - self._clock, self._rounds + found.rounds()
+            self._seconds, self._rounds = self._seconds + now - self._clock, self._rounds + self._count(found)
         self._clock = now
         if done is None:
             self._refused.append(" ".join(f"{axis}={value}" for axis, value in self._place(found).items()))
@@ -119,7 +127,7 @@ class Sweep:
             if not run["skipped"]:  # else a line has said so
                 _say(f"{self._called(found, run)}: {_outcome(run)}", style="red" if run["status"] != "ok" else None)
         if self._left and self._rounds:
-            remaining = self._seconds / self._rounds * sum(p.rounds() for p in self._left)
+            remaining = self._seconds / self._rounds * sum(map(self._count, self._left))
             _say(f"{len(self._left)} runs to go, about {duration(remaining)}", style="dim")
 
     def _called(self, found: Point, run: Mapping[str, Any]) -> str:

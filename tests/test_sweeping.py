@@ -276,3 +276,39 @@ def test_several_processes_finish_the_same_grid(outside, asked, monkeypatch, cap
     assert "breaks k=2: failed: ArithmeticError" in said
     assert __main__.main([*grid, "results_dir=one_by_one"]) == 1
     assert table(Path("results")) == table(Path("one_by_one"))
+
+
+def test_a_choice_of_prompts_that_cannot_be_had_costs_the_others_nothing(asked, tmp_path, capsys):
+    paths = f"dataset.path={tmp_path / 'missing.jsonl'},{tmp_path / 'prompts.jsonl'}"
+    asked = [word for word in asked if not word.startswith("dataset.path")]
+    assert __main__.main([*asked, "drafter=ngram", "k=2", paths]) == 2
+    said = capsys.readouterr()
+    assert "missing.jsonl" in said.err
+    assert f"could not be run, for the reason above: dataset.path={tmp_path / 'missing.jsonl'}" in said.out
+    assert ran() == [("ngram", 2)]
+
+
+def test_precisions_are_cells_of_their_own(asked, capsys):
+    asked = [word for word in asked if word != "dtype=float32"]
+    assert __main__.main([*asked, "drafter=ngram", "k=2", "dtype=float32,bfloat16"]) == 0
+    assert "2 cells in 2 runs" in capsys.readouterr().out
+    assert len(ran()) == 2
+    assert __main__.main([*asked, "drafter=ngram", "k=2", "dtype=float32,bfloat16,auto"]) == 0
+    assert "3 cells in 3 runs, 3 of them finished already" in capsys.readouterr().out
+
+
+def test_a_record_that_is_cut_short_hides_no_other(asked, capsys):
+    assert __main__.main([*asked, "drafter=ngram", "k=2,3"]) == 0
+    (Path("results/halfway")).mkdir()
+    (Path("results/halfway/run.json")).write_text("{")
+    capsys.readouterr()
+    assert __main__.main([*asked, "drafter=ngram", "k=2,3"]) == 0
+    assert "2 of them finished already" in capsys.readouterr().out
+
+
+def test_a_drafter_that_does_not_fit_a_target_is_a_failed_row_and_stops_no_other(asked, capsys):
+    assert __main__.main([*asked, "drafter=eagle", "k=2", "batch_size=1,2", "+drafter@compare.ngram=ngram"]) == 1
+    said = capsys.readouterr().out
+    assert said.count("eagle k=2") >= 2
+    assert "failed: ConfigError" in said
+    assert ran() == [("eagle", 2), ("eagle", 2), ("ngram", 2), ("ngram", 2)]
