@@ -65,8 +65,8 @@ class Sweep:
         self._clock = time.perf_counter()
 
     def _count(self, found: Point) -> int:
-        """Rounds of all arms, were each as slow as plain decoding; the profile's are among them. None where the prompts
-        cannot be had: the run says why."""
+        """Rounds of all arms, were each as slow as plain decoding; the profile's are among them. Of prompts that
+        cannot be had there are none; the run says why."""
         cfg = found.cfg
         asked = OmegaConf.to_yaml(cfg.dataset, resolve=True)
         if asked not in self._turns:

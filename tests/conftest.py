@@ -1,15 +1,19 @@
 """What the tests share: tiny models made once, and the plain decoding they are all judged by."""
 
 import inspect
+import logging
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from specbench import cache as cache_module
-from specbench import fused, unmodified
+from specbench import cli, fused, unmodified
 from specbench.comparison import Arm
 from specbench.decoding import decode
 from specbench.drafting import Drafter, Request
@@ -111,6 +115,38 @@ def break_cache(monkeypatch: pytest.MonkeyPatch, name: str, *replacements: tuple
     for module in (cache_module, fused, unmodified):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, broken)
+
+
+class CommandLine:
+    """A command line is made for a process of its own: undo what it finds and may change. A context manager."""
+
+    def __init__(self, width: int = 80):
+        self._width = width
+
+    def __enter__(self) -> pytest.MonkeyPatch:
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(sys, "argv", ["specbench"])
+        self._patch.setenv("HYDRA_FULL_ERROR", "1")
+        self._patch.setattr(cli, "out", Console(width=self._width))
+        self._patch.setattr(cli, "err", Console(width=self._width, stderr=True))
+        logger = logging.getLogger("specbench")
+        self._logger = logger.handlers, logger.level, logger.propagate
+        return self._patch
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+        logger = logging.getLogger("specbench")
+        logger.handlers, logger.level, logger.propagate = self._logger
+
+
+def put_outside(files: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Modules and YAMLs that a user keeps outside of the project; returns the options that add them."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text))
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+    monkeypatch.syspath_prepend(folder)
+    return ["--config-dir", str(folder / "conf")]
 
 
 def mutated(function: Callable, *replacements: tuple[str, str]) -> Callable:

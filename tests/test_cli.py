@@ -1,16 +1,14 @@
 import json
-import logging
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
+from conftest import CommandLine, put_outside
 
-from specbench import __main__, cli, record
+from specbench import __main__, record
 from specbench.targets import load_tiny
 
 ROOT = Path(__file__).parent.parent
@@ -86,20 +84,10 @@ OUTSIDE = {
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(tmp_path, monkeypatch):
-    """The command line is made for a process of its own: undo what it leaves behind. One thread: the models are tiny,
-    and on a busy machine two would wait for each other."""
+def command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["specbench"])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.setattr(cli, "out", Console(width=80))
-    monkeypatch.setattr(cli, "err", Console(width=80, stderr=True))
-    logger, threads = logging.getLogger("specbench"), torch.get_num_threads()
-    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    logger.handlers, logger.level, logger.propagate = handlers, level, propagate
+    with CommandLine():
+        yield
 
 
 @pytest.fixture
@@ -115,11 +103,7 @@ def prompts(tmp_path):
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
     """Options that add a folder of configurations from outside, whose code can be imported."""
-    for name, text in OUTSIDE.items():
-        (tmp_path / "outside" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "outside" / name).write_text(textwrap.dedent(text))
-    monkeypatch.syspath_prepend(tmp_path / "outside")
-    return ["--config-dir", str(tmp_path / "outside" / "conf")]
+    return put_outside(OUTSIDE, tmp_path / "outside", monkeypatch)
 
 
 def write_prompts(tmp_path, *records):

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,13 +13,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import baseline, tiny
-from rich.console import Console
+from conftest import CommandLine, baseline, put_outside, tiny
 
 from drafters.ngram import NGram
 from drafters.small_lm import SmallLM
 from drafters.suffix import Suffix
-from specbench import __main__, cli, configured, losslessness, provenance, record
+from specbench import __main__, configured, losslessness, provenance, record
 from specbench.comparison import Arm, Settings
 from specbench.errors import RunError
 from specbench.losslessness import Divergence
@@ -78,17 +76,10 @@ class Breaks(NGram):
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(tmp_path, monkeypatch):
-    """The command line is made for a process of its own: undo what it leaves behind."""
+def command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["specbench"])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.setattr(cli, "out", Console(width=80))
-    monkeypatch.setattr(cli, "err", Console(width=80, stderr=True))
-    logger = logging.getLogger("specbench")
-    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = handlers, level, propagate
+    with CommandLine():
+        yield
 
 
 @pytest.fixture
@@ -99,13 +90,7 @@ def results(tmp_path):
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
     """Options that add a folder of configurations from outside, whose code can be imported."""
-    for name, text in OUTSIDE.items():
-        (tmp_path / "outside" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "outside" / name).write_text(textwrap.dedent(text))
-    monkeypatch.syspath_prepend(tmp_path / "outside")
-    forget_outside()
-    yield ["--config-dir", str(tmp_path / "outside" / "conf")]
-    forget_outside()
+    return put_outside(OUTSIDE, tmp_path / "outside", monkeypatch)
 
 
 def forget_outside():

@@ -1,19 +1,18 @@
 """Sweeps: what is said before, between and after; what is left out, shared, skipped, and kept when all is killed."""
 
 import json
-import logging
 import multiprocessing
 import os
 import random
 import re
 import signal
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import CommandLine, put_outside
 from rich.console import Console
 
 from specbench import __main__, cli, configured, results, sweeping
@@ -61,26 +60,15 @@ GRID = [("ngram", "1"), ("ngram", "2"), ("suffix", "1"), ("suffix", "2")]
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(tmp_path, monkeypatch):
+def command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["specbench"])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    monkeypatch.setattr(cli, "out", Console(width=100))
-    monkeypatch.setattr(cli, "err", Console(width=100, stderr=True))
-    logger = logging.getLogger("specbench")
-    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = handlers, level, propagate
+    with CommandLine(width=100):
+        yield
 
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
-    for name, text in OUTSIDE.items():
-        (tmp_path / "outside" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "outside" / name).write_text(textwrap.dedent(text))
-    monkeypatch.syspath_prepend(tmp_path / "outside")
-    monkeypatch.delitem(sys.modules, "outside_sweeps", raising=False)
-    return ["--config-dir", str(tmp_path / "outside" / "conf")]
+    return put_outside(OUTSIDE, tmp_path / "outside", monkeypatch)
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 evaluated."""
 
 import json
-import logging
 import random
 import shutil
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import mutated, prompts, tiny
+from conftest import CommandLine, mutated, prompts, tiny
 from filelock import FileLock
-from rich.console import Console
 
 from drafters.none import NoDrafter
 from drafters.training import asking, corpus, data, replies
@@ -49,23 +46,11 @@ def as_it_was(tmp_path, monkeypatch):
         yield
 
 
-class command_line:  # noqa: N801
-    """What a command finds and may change, put back afterwards."""
+class command_line(CommandLine):  # noqa: N801
+    """The same, with tiny targets made once."""
 
     def __enter__(self):
-        self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(sys, "argv", ["specbench"])
-        self._patch.setenv("HYDRA_FULL_ERROR", "1")
-        self._patch.setattr(cli, "out", Console(width=80))
-        self._patch.setattr(cli, "err", Console(width=80, stderr=True))
-        self._patch.setattr(targets, "load_tiny", load_once)
-        logger = logging.getLogger("specbench")
-        self._before = logger.handlers, logger.level, logger.propagate
-
-    def __exit__(self, *_):
-        logger = logging.getLogger("specbench")
-        logger.handlers, logger.level, logger.propagate = self._before
-        self._patch.undo()
+        super().__enter__().setattr(targets, "load_tiny", load_once)
 
 
 def some_words(seed, count):
