@@ -319,13 +319,9 @@ def _failures(named: Sequence[_Entry]) -> Iterator[str]:
 
 def _flags(named: Sequence[_Entry]) -> Iterator[str]:
     """The names of what is to be doubted, and of whom, if that is not all."""
-    told: dict[str, list[str]] = {}
-    for entry in named:
-        for flag in dict.fromkeys(flag["flag"] for flag in entry.run["flags"]):
-            told.setdefault(flag, []).append(entry.name)
+    told = tables.flag_names([entry.run for entry in named], [entry.name for entry in named])
     if told:
-        parts = [flag if len(who) == len(named) else f"{flag} ({', '.join(who)})" for flag, who in told.items()]
-        yield f"Flags: {'; '.join(parts)}."
+        yield f"Flags: {'; '.join(told)}."
 
 
 def _numbers(groups: Sequence[Sequence[_Entry]], columns: Sequence[str]) -> pd.DataFrame:

@@ -171,15 +171,36 @@ def _numbers(measured: Mapping[str, Any]) -> list[str]:
 def flags(runs: Sequence[Run]) -> list[str]:
     """What is to be doubted of a group of runs, a line for each flag and message, with the drafters it is about where
     it is not about all."""
-    told: dict[tuple[str, str], list[str]] = {}
-    for run, label in zip(runs, labels(runs), strict=True):
+    names = [f"{label} k={run['drafter']['k']}" for run, label in zip(runs, labels(runs), strict=True)]
+    told: dict[tuple[str, str], list[int]] = {}
+    for i, run in enumerate(runs):
         for flag in run["flags"]:
-            told.setdefault((flag["flag"], flag["message"]), []).append(f"{label} k={run['drafter']['k']}")
-    lines = []
-    for (flag, message), names in told.items():
-        about = "" if len(names) == len(runs) else f" ({', '.join(names)})"
-        lines.append(f"{flag}{about}: {message}")
-    return lines
+            told.setdefault((flag["flag"], flag["message"]), []).append(i)
+    return [f"{flag}{about(who, runs, names)}: {message}" for (flag, message), who in told.items()]
+
+
+def flag_names(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """The flags of the runs without their messages, each with the ``names`` of those it is about."""
+    told: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        for flag in dict.fromkeys(flag["flag"] for flag in run["flags"]):
+            told.setdefault(flag, []).append(i)
+    return [f"{flag}{about(who, runs, names)}" for flag, who in told.items()]
+
+
+def about(who: Sequence[int], runs: Sequence[Run], names: Sequence[str]) -> str:
+    """In brackets which of the runs something is about, by place; nothing if it is all. All of a batch size are named
+    by it."""
+    if len(who) == len(runs):
+        return ""
+    sizes = [run["config"]["batch_size"] for run in runs]
+    whole = [
+        size
+        for size in dict.fromkeys(sizes)
+        if len(set(sizes)) > 1 and all(i in who for i, other in enumerate(sizes) if other == size)
+    ]
+    rest = [names[i] for i in who if sizes[i] not in whole]
+    return f" ({', '.join([*(f'all at batch size {size}' for size in whole), *rest])})"
 
 
 def interval(limits: Sequence[float] | None) -> str:

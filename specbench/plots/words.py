@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from specbench import settings
 from specbench.metrics import MIN_UNITS
-from specbench.tables import Run, labels
+from specbench.tables import Run, flag_names, labels
 
 PERCENT = "95\N{NO-BREAK SPACE}%"
 INTERVAL = f"whiskers: {PERCENT} bootstrap interval over prompts ({MIN_UNITS} or more)"
@@ -38,11 +38,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 def flags(runs: Sequence[Run]) -> list[str]:
     """A note that names the flags of the runs, and whom they are about if that is not all."""
-    told: dict[str, list[str]] = {}
-    for run, name in zip(runs, _exact_names(runs), strict=True):
-        for flag in dict.fromkeys(flag["flag"] for flag in run["flags"]):
-            told.setdefault(flag, []).append(name)
-    named = [flag if len(who) == len(runs) else f"{flag} ({', '.join(who)})" for flag, who in told.items()]
+    named = flag_names(runs, _exact_names(runs))
     return [f"flags: {'; '.join(named)}"] if named else []
 
 

@@ -170,12 +170,8 @@ def _verdict(run: Run) -> str:
 
 def _doubts(runs: Sequence[Run], called: Mapping[str, str]) -> list[str]:
     lines = []
-    raised: dict[str, list[str]] = {}
-    for run in runs:
-        for flag in dict.fromkeys(flag["flag"] for flag in run["flags"]):
-            raised.setdefault(flag, []).append(called[run["id"]])
-    if raised:
-        told = [flag if len(who) == len(runs) else f"{flag} ({', '.join(who)})" for flag, who in raised.items()]
+    told = tables.flag_names(runs, [called[run["id"]] for run in runs])
+    if told:
         lines.append(f"To be doubted: {'; '.join(told)}.")
     learning = [called[run["id"]] for run in runs if run["status"] == "ok" and run["stateful_drafter"]]
     if learning:
