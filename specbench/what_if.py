@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from specbench import cli, losslessness, record, tables
+from specbench import cli, cost, losslessness, record, tables
 from specbench.errors import ConfigError
 from specbench.prediction import Costs, Prediction, best, elsewhere, survival
 
@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m specbench.what_if", description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path, help="folder of a record")
     parser.add_argument("curve", type=Path, help="verify_cost.json of the other machine")
-    parser.add_argument("--batch-size", type=int, default=None, help="of the curve; without it, the run's own")
+    parser.add_argument(
+        "--batch-size", type=int, default=None, help="of the curve; without it, the run's own, and beside it all"
+    )
     parser.add_argument("--draft-cost", type=float, default=None, help="a drafted token's time over a plain step's")
     asked = parser.parse_args(arguments)
     try:
@@ -82,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soft_wrap=True,
     )
     cli.out.print(_table(found))
+    if asked.batch_size is None:
+        cli.out.print(_by_batch({size: predict(run, curve, size, asked.draft_cost) for size in batch_sizes(curve)}))
     told = {p.k for p in found}
     unknown = [k for k in range(run["drafter"]["k"] + 1) if k not in told]
     for k in unknown:
@@ -96,6 +100,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not losslessness.holds(run["metrics"]["lossless"]):
         cli.out.print("Note: the run is not shown to be lossless.", highlight=False)
     return cli.OK
+
+
+def batch_sizes(curve: Mapping[str, Any]) -> list[int]:
+    """Those at which a plain step was measured."""
+    return [size for size, by_tokens in cost.curves(curve["points"], curve["cached"]).items() if 1 in by_tokens]
+
+
+def _by_batch(found: Mapping[int, Sequence[Prediction]]) -> Table:
+    speedups = {size: {p.k: p.speedup for p in each} for size, each in found.items()}
+    table = tables.numbers(("k", *(f"batch {size}" for size in speedups)))
+    for k in sorted({k for each in speedups.values() for k in each}):
+        table.add_row(str(k), *(tables.show(each.get(k), "{:.2f}x") for each in speedups.values()))
+    table.caption = "speedup at the batch sizes of the curve, were acceptance the same"
+    return table
 
 
 def _table(found: Sequence[Prediction]) -> Table:

@@ -27,8 +27,9 @@ def run(tmp_path) -> Path:
         "model": HERE,
         "target": {"name": "tiny"},
         "drafter": {"name": "eagle", "k": 4},
-        "config": {"batch_size": 1},
-        "metrics": {"accepted_length_histogram": histogram},
+        "flags": [{"flag": "busy-machine", "message": "it was busy"}],
+        "config": {"batch_size": 1, "drafter": {}},
+        "metrics": {"accepted_length_histogram": histogram, "lossless": {"verdict": "mismatch"}},
     }
     return record.write(tmp_path, made)
 
@@ -57,14 +58,26 @@ def test_the_textbook_case_on_this_machine_and_the_next(run, curve, capsys):
     text = said(capsys)
     assert "eagle for tiny · bfloat16 on cuda · batch 1" in text
     assert f"4 4.00 {4 * 0.002 / (0.0008 + 0.002):.2f}x" in text
-    assert "Best draft length: 4." in text
+    assert "Best draft length of these: 4." in text
+    assert "k=2 cannot be told: the curve has no pass over 3 tokens" in text
+    assert "busy-machine: it was busy" in text
+    assert "not shown to be lossless" in text
+
+
+def test_every_batch_size_of_the_curve_stands_beside_it(run, curve, capsys):
+    assert what_if.main([str(run), str(curve)]) == 0
+    text = said(capsys)
+    one, eight = 4 * 0.002 / (0.0008 + 0.002), 4 * 0.002 / (0.0008 + 0.010)
+    assert "k batch 1 batch 8" in text
+    assert f"4 {one:.2f}x {eight:.2f}x" in text
+    assert "– 4" in text  # of one draft at batch 8, whose pass over two tokens was not measured
 
 
 def test_at_a_batch_that_fills_the_machine_it_does_not_pay(run, curve, capsys):
     assert what_if.main([str(run), str(curve), "--batch-size=8"]) == 0
     text = said(capsys)
     assert f"4 4.00 {4 * 0.002 / (0.0008 + 0.010):.2f}x" in text
-    assert "Best draft length: 0." in text
+    assert "Best draft length of these: 0." in text
 
 
 def test_the_price_of_a_draft_there_can_be_said(run, curve, capsys):
