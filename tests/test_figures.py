@@ -508,6 +508,12 @@ def test_of_several_draft_lengths_acceptance_is_that_of_the_longest(drawn):
     assert list(lines(axis)) == [f"{name}, k=7" for name in FAMILIES[1:9]]
 
 
+def test_acceptance_of_who_knows_the_reply_is_not_shown(drawn):
+    runs = [made("oracle"), made("ngram")]
+    assert list(lines(drawn(acceptance, runs).axes[0])) == ["ngram, k=4"]
+    assert [axis.get_title() for axis in drawn(plots.accepted_lengths, runs).axes] == ["ngram, k=4"]
+
+
 def test_accepted_lengths_are_shares_of_passes(drawn):
     runs = [stored()["ngram"], made("medusa"), made("none")]
     figure = drawn(plots.accepted_lengths, runs)
