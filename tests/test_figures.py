@@ -344,6 +344,33 @@ def test_what_is_drawn_is_what_runs_allow(gallery, runs, kinds):
     assert set(gallery(runs, json.loads(CURVE.read_text()))) == kinds | {"free_lunch"}
 
 
+NOTHING = {  # replies of one token need no verify pass
+    "metrics.acceptance_rate": None,
+    "metrics.tokens_per_pass": None,
+    "metrics.tokens_per_pass_ci95": None,
+    "metrics.speedup": None,
+    "metrics.speedup_ci95": None,
+    "metrics.decode_tokens_per_s": None,
+    "metrics.baseline_decode_tokens_per_s": None,
+    "metrics.round_seconds": None,
+    "metrics.baseline_round_seconds": None,
+    "metrics.acceptance_by_position": {"joint": [None] * 4, "conditional": [None] * 4},
+    "metrics.accepted_length_histogram": [0] * 5,
+    "by_category": {name: {"speedup": None, "speedup_ci95": None} for name in ("chat", "code")},
+}
+
+
+def test_of_runs_that_decoded_nothing_is_drawn_that_they_were(gallery):
+    bare = [made("ngram", NOTHING | {"drafter.k": k, "config.batch_size": size}) for k in (2, 4) for size in (1, 8)]
+    assert set(gallery(bare)) == {"speedup-1", "speedup-2"}
+
+
+@pytest.mark.parametrize("plot", [*OF_A_SETTING, *OF_BATCH_SIZES, plots.by_draft_length])
+def test_runs_that_decoded_nothing_stand_beside_others(laid_out, plot):
+    others = [modelled("mtp", 2), modelled("mtp", 2, size=4), modelled("mtp", 4)]
+    check_layout(laid_out(plot, [made("ngram", NOTHING), made("eagle", NOTHING | {"model": None}), *others]))
+
+
 def test_all_that_failed_is_said(gallery):
     every = gallery([modelled("mtp", 2), modelled("mtp", 4), failed("oracle"), modelled("mtp", 4, size=8)])
     without_rows = {"draft_length-1", "acceptance_by_position-1", "accepted_lengths-1", "predicted-1", "batch_size"}
@@ -506,6 +533,12 @@ def test_position_that_was_never_proposed_has_no_point(drawn):
 def test_of_several_draft_lengths_acceptance_is_that_of_the_longest(drawn):
     (axis,) = drawn(plots.acceptance_by_position, SWEEP, {}).axes
     assert list(lines(axis)) == [f"{name}, k=7" for name in FAMILIES[1:9]]
+
+
+def test_acceptance_of_who_knows_the_reply_is_not_shown(drawn):
+    runs = [made("oracle"), made("ngram")]
+    assert list(lines(drawn(acceptance, runs).axes[0])) == ["ngram, k=4"]
+    assert [axis.get_title() for axis in drawn(plots.accepted_lengths, runs).axes] == ["ngram, k=4"]
 
 
 def test_accepted_lengths_are_shares_of_passes(drawn):

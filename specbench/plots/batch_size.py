@@ -98,12 +98,11 @@ def _throughput(axis: Axes, lines: Lines, looks: Mapping[str, Mapping[str, Any]]
                 speeds = (1 / found["baseline_round_seconds"], found["baseline_decode_tokens_per_s"])
                 plain.setdefault(run["config"]["batch_size"], []).append(speeds)
     at = {size: [median(speeds) for speeds in zip(*found, strict=True)] for size, found in sorted(plain.items())}
-    own = COLOURS["none"]
-    axis.plot(*zip(*at.values(), strict=True), color=own, linestyle="--", marker=".", label="plain decoding")
-    for size, where in at.items():
-        axis.annotate(
-            str(size), tuple(where), xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=7
-        )
+    look: Any = {"color": COLOURS["none"], "linestyle": "--", "marker": "."}
+    axis.plot(*zip(*at.values(), strict=True), label="plain decoding", **look)
+    below: Any = {"xytext": (-3, -3), "textcoords": "offset points", "ha": "right", "va": "top"}
+    for size, (own_speed, total) in at.items():
+        axis.annotate(str(size), (own_speed, total), fontsize=style.SMALL, **below)
     for label, runs in lines.items():
         known = [run["metrics"] for run in runs if run["metrics"]["speedup"] is not None]
         points = [

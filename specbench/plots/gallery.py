@@ -47,7 +47,7 @@ def _numbered(found: Sequence[Sequence[Run]]) -> dict[str, Sequence[Run]]:
     """Groups by the end of their figures' names: none where there is one group."""
     if len(found) == 1:
         return {"": found[0]}
-    ordered = sorted(found, key=lambda runs: [_natural(part) for part in (words.heading(runs), runs[0]["id"])])
+    ordered = sorted(found, key=lambda runs: (_natural(words.heading(runs)), min(run["id"] for run in runs)))
     return {f"-{number}": group for number, group in enumerate(ordered, start=1)}
 
 
@@ -68,8 +68,12 @@ def _drafted(runs: Sequence[Run]) -> bool:
     return any(sum(run["metrics"]["accepted_length_histogram"]) for run in groups.longest_drafts(runs))
 
 
+def _measured(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in groups.finished(runs) if run["metrics"]["speedup"] is not None]
+
+
 def _has_several_batch_sizes(runs: Sequence[Run]) -> bool:
-    lines = groups.by_drafter_and_k(groups.finished(runs)).values()
+    lines = groups.by_drafter_and_k(_measured(runs)).values()
     return any(len({run["config"]["batch_size"] for run in line}) > 1 for line in lines)
 
 
@@ -80,13 +84,10 @@ def _has_categories(runs: Sequence[Run]) -> bool:
 
 OF_A_SETTING: dict[str, tuple[Plot, Allows]] = {
     "speedup": (speedup_by_drafter, bool),
-    "draft_length": (
-        by_draft_length,
-        lambda runs: groups.have_several_draft_lengths(groups.finished(runs)),
-    ),
+    "draft_length": (by_draft_length, lambda runs: groups.have_several_draft_lengths(_measured(runs))),
     "acceptance_by_position": (lambda runs, path: acceptance_by_position(runs, {}, path), _drafted),
     "accepted_lengths": (accepted_lengths, _drafted),
-    "round_time": (round_time, lambda runs: any(run["model"] is not None for run in groups.finished(runs))),
+    "round_time": (round_time, lambda runs: any(comparable(run) for run in groups.finished(runs))),
     "speedup_by_category": (speedup_by_category, _has_categories),
     "predicted": (predicted_against_measured, lambda runs: any(comparable(run) for run in groups.finished(runs))),
 }

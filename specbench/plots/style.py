@@ -22,6 +22,7 @@ from specbench.plots.words import fold
 from specbench.tables import Run
 
 SINGLE, DOUBLE = 3.3, 6.8  # inches: one column of a paper, and both
+ROOMY = 30  # inches of height, until ``save`` knows what is needed
 SMALL = 7  # points: the smallest text
 CHARACTERS = 20  # of SMALL text in an inch, at most
 FORMATS = ("png", "pdf")
@@ -71,9 +72,7 @@ def page(width: float, heading: str, notes: Sequence[str]) -> Iterator[Figure]:
     """A figure ``width`` inches wide to draw on, in the style of all, whatever the user's own settings are. ``heading``
     and ``notes``, a line or more each, are folded to its width."""
     with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(
-            figsize=(width, 30), layout="constrained"
-        )  # of a height that all fits; ``save`` has the last word
+        figure = Figure(figsize=(width, ROOMY), layout="constrained")
         if heading:
             figure.suptitle(_fold_to(width, heading), fontsize=SMALL)
         if notes:
@@ -119,14 +118,15 @@ def looks(lines: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
     for label, runs in lines.items():
         name = runs[0]["drafter"]["name"]
         line, fill = TWINS[twins[name] % len(TWINS)]
-        found[label] = {"color": colour(runs[0]), "linestyle": line, **mark(runs[0]), "fillstyle": fill}
+        found[label] = {
+            "color": colour(runs[0]),
+            "marker": MARKERS.get(name, OTHER_MARKER),
+            "markeredgecolor": EDGE,
+            "linestyle": line,
+            "fillstyle": fill,
+        }
         twins[name] += 1
     return found
-
-
-def mark(run: Run) -> dict[str, Any]:
-    """The marker of a run's family."""
-    return {"marker": MARKERS.get(run["drafter"]["name"], OTHER_MARKER), "markeredgecolor": EDGE}
 
 
 def whiskers(value: float, interval: Sequence[float] | None) -> tuple[float, float]:
