@@ -76,9 +76,9 @@ def _unsaid(run: Run) -> dict[str, str]:
         "seed": str(run["config"]["seed"]),
         "stops": json.dumps(run["config"]["stop"]),
         "engine": str(target.get("engine")),
-        "data set": run["dataset"]["sha256"][:10],
+        "data set": str(run["dataset"]["sha256"])[:10],
         "target files": hashlib.sha256(str(target["files"]).encode()).hexdigest()[:10],
-        "code": made["code_sha256"][:10],
+        "code": str(made["code_sha256"])[:10],
         "packages": versions(made["packages"]),
         "machine": machine(made["machine"]),
     }

@@ -394,7 +394,7 @@ def test_flags_are_named_in_every_figure(gallery):
         elif name.endswith("-2"):
             assert "flags" not in said, name
         else:
-            assert "flags: few-rounds (eagle k=4 batch 1, ngram k=4 batch 1); busy-machine (ngram k=4 batch 1)" in said
+            assert "flags: few-rounds (all at batch size 1); busy-machine (ngram k=4 batch 1)" in said
 
 
 def test_heading_is_the_setting_that_all_share(gallery):
@@ -558,7 +558,7 @@ def test_parts_of_a_round_add_up_to_its_length(drawn):
     runs = [made("eagle"), failed("mtp"), made("ngram", {"model": None})]
     (axis,) = drawn(plots.round_time, runs).axes
     found, model = runs[0]["metrics"], runs[0]["model"]
-    length = found["round_seconds"] / found["baseline_round_seconds"]
+    length = model["by_k"][-1]["seconds"] / model["plain_seconds"]
     ends = np.cumsum([0, *(share * length for share in model["shares"].values())])
     assert is_near([(start, end) for start, end, _, _ in bars(axis)], np.stack([ends[:-1], ends[1:]], axis=1))
     assert is_near(ends[-1], length)

@@ -218,7 +218,7 @@ def test_drafting_step_by_step_is_the_network_at_once(family, kind, monkeypatch)
     if kind != "llama":
         monkeypatch.setattr(cached, "Traced", lambda network, name: network)  # a trace is the same for all targets
     target = tiny(kind)
-    assert differences(stirred(make(), target), target, k) < 2e-4
+    assert differences(stirred(make(), target), target, k) < 5e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -226,8 +226,8 @@ def test_a_recorded_network_drafts_the_same(family):
     make, k = FAMILIES[family]
     target = CausalLM(load_tiny("llama").model, tiny("llama").tokenizer, name="recorded", record=True)
     drafter = stirred(make(), target)
-    assert differences(drafter, target, k) < 2e-4
-    assert differences(drafter, target, k) < 2e-4  # on the recordings of the first time
+    assert differences(drafter, target, k) < 5e-4
+    assert differences(drafter, target, k) < 5e-4  # on the recordings of the first time
 
 
 @pytest.mark.parametrize("family", ["eagle", "mtp", "mtp_modules", "dflash", "dspark"])
@@ -395,7 +395,7 @@ def test_a_bug_of_a_known_kind_is_noticed(bug, monkeypatch):
     target = tiny("llama")
     monkeypatch.setattr(cached, "Traced", lambda network, name: network)  # a trace would keep what is right
     drafter = stirred(make(), target)
-    assert differences(drafter, target, k) < 2e-4
+    assert differences(drafter, target, k) < 5e-4
     if change is None:
         assert differences(drafter, target, k, shift=-1) > 1e-2
         return

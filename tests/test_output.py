@@ -148,7 +148,9 @@ def real_runs(real):
 )
 def test_runs_that_differ_in_this_stand_apart(path, value):
     runs = [made("ngram"), made("suffix", {path: value}), made("none")]
-    assert settings.groups(runs) == [[runs[0], runs[2]], [runs[1]]]
+    groups = settings.groups(runs)
+    assert [[run["id"] for run in group] for group in groups] == [["id-of-ngram", "id-of-none"], ["id-of-suffix"]]
+    assert len({settings.title(group) for group in groups}) == 2  # not called alike
 
 
 @pytest.mark.parametrize(

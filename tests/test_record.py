@@ -106,13 +106,13 @@ def test_results_dir_that_is_a_file_raises(tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_number_that_json_cannot_say_is_refused(tmp_path, value):
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(RunError, match="not JSON compliant"):
         record.write(tmp_path, ok(metrics={"speedup": value}), STEPS)
     assert record.finished(tmp_path, ID) is None
 
 
 def test_refused_record_leaves_nothing_behind(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(RunError, match="not JSON compliant"):
         record.write(tmp_path, ok(metrics={"speedup": float("nan")}), STEPS)
     assert names(tmp_path) == []
 

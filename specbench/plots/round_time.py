@@ -34,7 +34,7 @@ def round_time(runs: Sequence[Run], path: Path) -> list[Path]:
                 rows.say(axis, y, "failed")
                 continue
             found = run["metrics"]
-            if run["model"] is None:
+            if run["model"] is None or found["tokens_per_pass"] is None:
                 rows.say(axis, y, "not profiled")
                 continue
             length, left = run["model"]["by_k"][-1]["seconds"] / run["model"]["plain_seconds"], 0.0
