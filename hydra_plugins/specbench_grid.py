@@ -27,12 +27,13 @@ class GridSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Called by Hydra with the overrides of the command line."""
-        from specbench import configured
+        from specbench import cli, configured
         from specbench.sweeping import Sweep
 
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         (overrides,) = self.split_arguments(parser.parse_overrides([*self._parse_config(), *arguments]), None)
-        points = list(self._points(overrides))
+        with cli.err.status(f"reading the {len(overrides)} points of the grid"):
+            points = list(self._points(overrides))
         if not points:
             return
         sweep = Sweep(points)

@@ -1,6 +1,5 @@
-"""The test of sampled text on the default model: each bug of a known kind is found by what a run has anyway, some
-thousand tokens; an honest run is not blamed."""
-
+"""The test of sampled text on the default model: gross bugs are found by a few hundred tokens, and an honest run is not
+blamed. All kinds of bugs are found on tiny models, in test_law."""
 import pytest
 import torch
 from conftest import mutated
@@ -18,7 +17,8 @@ from specbench.verification import verify
 pytestmark = pytest.mark.slow
 
 ASKED = ("Tell me a story.", "What is a cat?", "Write a poem.", "How do I cook rice?", "Why is the sky blue?", "Hello!")
-TEXTS, TOKENS, K = 32, 48, 2
+TEXTS, TOKENS, K = 16, 32, 2
+GROSS = ("every draft is kept", "top-p in one arm only")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def found(target, drafter, sampling) -> Evidence:
     return check(target, drafter, [requests], K, sampling, 0, StopRule(TOKENS))
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", GROSS)
 def test_a_bug_of_a_known_kind_is_found(target, drafter, bug, monkeypatch):
     sampling, *changes = BUGS[bug]
     monkeypatch.setattr(decoding, "verify", mutated(verify, *changes))

@@ -73,9 +73,20 @@ def test_the_engine_is_as_fast_as_it_says():
         assert f"{measured} {words}" in " ".join(README.split())
 
 
-@pytest.mark.parametrize("file", ["table.md", "scaling.md"])
+def test_speedups_of_short_drafts_are_those_of_the_reference_results():
+    by_k = (PROJECT / "results/reference/draft_length/by_k.md").read_text(encoding="utf-8")
+    speedups = by_k.split("Tokens per verify pass")[0]
+    quoted = re.findall(r"(?:MTP|EAGLE-3)\s\w+(?:\s\w+)? (?:reaches )?(\d\.\d+)x \((\d\.\d+–\d\.\d+)\)", README)
+    assert len(quoted) == 2
+    for (speedup, interval), drafter in zip(quoted, ("mtp", "eagle"), strict=True):
+        (row,) = re.findall(rf"^\| {drafter} \|.*$", speedups, re.MULTILINE)
+        cell = row.split("|")[3]  # k=1, then k=2
+        assert (speedup, interval) == (cell.split()[0].strip("*"), re.search(r">(.*)<", cell)[1])
+
+
+@pytest.mark.parametrize("file", ["training/table.md", "training/scaling.md", "reference/draft_length/by_k.md"])
 def test_the_tables_of_training_are_those_of_its_results(file):
-    rows = [line for line in (PROJECT / "results/training" / file).read_text().splitlines() if line.startswith("|")]
+    rows = [line for line in (PROJECT / "results" / file).read_text().splitlines() if line.startswith("|")]
     page = (PROJECT / "docs/training.md").read_text(encoding="utf-8")
     assert len(rows) > 3
     assert all(row in page for row in rows)
