@@ -61,7 +61,7 @@ def groups(runs: Sequence[Run], varying: Container[str] = ()) -> list[list[Run]]
 def _told_apart(found: list[list[Run]]) -> list[list[Run]]:
     facts = [_unsaid(group[0]) for group in found]
     titles = [title(group) for group in found]
-    told = []
+    told: list[list[Run]] = []
     for group, own, name in zip(found, facts, titles, strict=True):
         alike = [other for other, theirs in zip(facts, titles, strict=True) if theirs == name]
         differing = [f"{fact} {own[fact]}" for fact in own if any(other[fact] != own[fact] for other in alike)]

@@ -1,5 +1,6 @@
 """The test of sampled text on the default model: gross bugs are found by a few hundred tokens, and an honest run is not
 blamed. All kinds of bugs are found on tiny models, in test_law."""
+
 import pytest
 import torch
 from conftest import mutated
