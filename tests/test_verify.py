@@ -134,7 +134,7 @@ def test_a_record_that_lacks_a_part_is_named(copy, capsys):
 def test_the_stored_records_agree_with_their_steps(capsys):
     """What the documentation quotes."""
     results = Path(__file__).parent.parent / "results"
-    assert verify.main([str(results)]) == 0, said(capsys)
+    assert verify.main([str(results / "reference"), str(results / "training")]) == 0, said(capsys)[-2000:]
 
 
 def test_a_flag_that_was_taken_away_is_named(tmp_path, capsys):
@@ -155,7 +155,7 @@ def test_two_arms_of_one_name_keep_their_own_profile(tmp_path):
 
     slow, fast = measure(tmp_path, [Arm("same", Slow(), 2), Arm("same", NGram(), 2)], Sampling())
     assert slow["id"] != fast["id"]
-    assert slow["model"]["draft_seconds"]["2"] > 0.02 > fast["model"]["draft_seconds"]["2"]
+    assert slow["model"]["draft_seconds"]["2"] > 5 * fast["model"]["draft_seconds"]["2"]
 
 
 def test_steps_that_were_tampered_with_are_noticed(copy, capsys):
