@@ -8,6 +8,7 @@ one of results/reference and results/training: on another machine speedups diffe
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +70,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/reproduce"), help="folder to write to")
     arguments = parser.parse_args()
     out, quick = arguments.out.resolve() / ("quick" if arguments.quick else "full"), arguments.quick
+    if out.is_relative_to(ROOT):  # so that records, which keep their command, name no folder of this machine
+        os.chdir(ROOT)
+        out = out.relative_to(ROOT)
     try:
         failed = not measure(out, quick)
         show(out)

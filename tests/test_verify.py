@@ -145,6 +145,19 @@ def test_a_flag_that_was_taken_away_is_named(tmp_path, capsys):
     assert "the flag few-rounds is missing" in said(capsys)
 
 
+def test_the_stored_records_name_no_folder_of_a_machine():
+    results = Path(__file__).parent.parent / "results"
+    stored = record.find([results / "reference", results / "training"])
+    words = {word for folder in stored for word in record.read(folder)["provenance"]["command"]}
+    assert not {word for word in words if word.partition("=")[2].startswith("/") or word.startswith("/")}
+
+
+@pytest.mark.parametrize("k", [2, 4, 7])
+def test_every_length_is_timed_in_however_few_batches(tmp_path, k):
+    (found,) = measure(tmp_path, [Arm("ngram", NGram(), k)], Sampling(), profiled=1)
+    assert [p["k"] for p in found["model"]["by_k"]] == list(range(k + 1))
+
+
 def test_two_arms_of_one_name_keep_their_own_profile(tmp_path):
     """One of them drafts twice as slowly."""
 
