@@ -122,19 +122,19 @@ def of_engine(engine: str | None, device: str) -> Iterator[Flag]:
         )
 
 
-def of_peers(benchmark: Mapping[str, Any], dtype: str, cpu: str) -> Iterator[Flag]:
+def of_peers(benchmark: Mapping[str, Any], weights: str, cpu: str) -> Iterator[Flag]:
     """The same, by what scripts/bench_engine.py found of other engines; of another processor it says nothing.
 
-    dtype: of the target, as records name it; cpu: this machine's."""
+    weights: what they are stored in, as the benchmark names it (bfloat16, int8); cpu: this machine's."""
     if benchmark["provenance"]["machine"]["cpu"] != cpu:
         return
     ratios: dict[str, float] = {}
     for group, found in benchmark["compared"].items():
-        ours = found["seconds"].get(f"specbench {dtype}")
+        ours = found["seconds"].get(f"specbench {weights}")
         if not group.startswith("plain decoding") or ours is None:
             continue
         for peer, theirs in found["seconds"].items():
-            if peer.endswith(f" {dtype}"):  # the same weights
+            if peer.endswith(f" {weights}"):  # the same weights
                 ratios[peer] = median(b / a for a, b in zip(ours, theirs, strict=True))
     slower = min(ratios, key=lambda peer: ratios[peer], default=None)
     if slower is not None and ratios[slower] < FAIR:

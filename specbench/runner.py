@@ -197,8 +197,8 @@ def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: SecondLook) -> list
     device = plan.target.device.type
     found += guards.of_engine((cell.config.get("target") or {}).get("engine"), device)
     if plan.engines is not None and device == "cpu":
-        dtype = str(plan.target.dtype).removeprefix("torch.")
-        found += guards.of_peers(plan.engines, dtype, provenance.machine()["cpu"])
+        weights = plan.target.quant or str(plan.target.dtype).removeprefix("torch.")
+        found += guards.of_peers(plan.engines, weights, provenance.machine()["cpu"])
     return found + list(guards.of_prompts(again.surprise, plan.target.vocab_size, again.seen.get(cell.arm, ())))
 
 
