@@ -1,6 +1,8 @@
 """Each flag is raised where it is due, and not otherwise."""
 
+import inspect
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -127,6 +129,11 @@ def test_a_long_text_surprises_as_much_as_its_beginning():
     text = target.tokenizer("one two three four " * 40).input_ids
     assert len(text) > 2 * law.AT_ONCE
     assert law.surprise(target, [text]) == pytest.approx(law.surprise(target, [text[: 1 + law.AT_ONCE]]))
+
+
+def test_flags_that_a_record_is_asked_for_again_are_those_of_its_results():
+    raised = re.findall(r'Flag\(\s*"([\w-]+)"', inspect.getsource(of_results))
+    assert set(raised) == set(guards.MEASURED)
 
 
 MACHINE = {"cpu": "Fast 9000"}
