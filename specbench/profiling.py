@@ -21,6 +21,7 @@ from specbench.model import CausalLM
 from specbench.prediction import Costs
 
 BRIEF = 12  # new tokens of each text in a slice
+TURNS = 3  # slices, at least, in which each shorter length is timed
 TRIM = 0.05  # share of the rounds left out at each end of a mean: hiccups of the machine
 
 
@@ -31,7 +32,7 @@ def profile(
     those that failed, which have no rounds.
 
     arms: the baseline first. Of each batch there are two slices: one with drafts of the arm's own length, and one with
-    shorter ones, each length in its turn; of few batches, several in a slice, so that every length is timed.
+    shorter ones, each length in its turn; of few batches, several in a slice, so that every length has its TURNS.
     """
     found: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in arms}
     failures: dict[Arm, Exception] = {}
@@ -55,10 +56,10 @@ def profile(
 def _shorter(k: int, number: int, batches: int) -> list[int]:
     """The draft lengths below ``k`` whose turn it is in batch ``number`` of so many.
 
-    >>> [_shorter(4, number, 4) for number in range(4)], [_shorter(4, number, 2) for number in range(2)]
-    ([[1], [2], [3], [1]], [[1, 3], [2]])
+    >>> [_shorter(4, number, 10) for number in range(4)], [_shorter(4, number, 4) for number in range(4)]
+    ([[1], [2], [3], [1]], [[1, 2, 3], [2, 3], [3, 1], [1, 2]])
     """
-    return [1 + turn % (k - 1) for turn in range(number, max(batches, k - 1), batches)]
+    return [1 + turn % (k - 1) for turn in range(number, max(batches, TURNS * (k - 1)), batches)]
 
 
 def _rounds(
