@@ -44,7 +44,7 @@ from specbench.cache import RaggedCache
 from specbench.decoding import PARTS, Step, decode
 from specbench.drafting import Drafter, Request
 from specbench.errors import ConfigError
-from specbench.losslessness import first_divergence
+from specbench.losslessness import divergence
 from specbench.model import ROUNDING, CausalLM
 from specbench.sampling import Sampling
 from specbench.stopping import StopRule
@@ -242,7 +242,7 @@ def check_text(lm: CausalLM, drafter: Drafter, groups: Sequence[Sequence[Request
         for k in KS if drafter.max_k is None else (drafter.max_k,):
             replies, _ = run(lm, drafter, group, k, law, NEW)
             for request, reply in zip(group, replies, strict=True):
-                parted = first_divergence(lm, request.uid, request.tokens, request.reference or [], reply, law, SEED)
+                parted = divergence(lm, request.uid, request.tokens, request.reference or [], reply, law, SEED)
                 if parted is None:
                     continue
                 if lm.dtype == torch.float32 or parted.verdict == "mismatch":

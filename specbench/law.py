@@ -2,16 +2,18 @@
 
 The replies are decoded once more, with the laws q that the drafts were drawn from, and re-scored by the target
 alone: p, the law of the next token at every place. Whatever the draft and whatever was accepted, the token x
-that comes out at place i of a round is drawn from p if the method is lossless. So each of these has a known mean and
-variance under p, and their sums over places, less their means, are a martingale:
+that comes out at place i of a round is drawn from p if the method is lossless. So each of these has known moments
+under p, and their sums over places, less their means, are a martingale:
 
     surprisal     log p(x)                  of all tokens, and of those that no draft was behind (bonus)
     overlap       min(1, q(x) / p(x))       text that leans to the drafter, or away from it
     acceptance    1 if the draft was kept   has mean sum_v min(p, q): Leviathan et al. 2023, theorem 3.5
     integral      P(p(X) > p(x)) + u P(p(X) = p(x)), u uniform, is uniform (Rosenblatt 1952)
 
-Each is tested at its share of the level (Bonferroni). In float32 a token that p rules out settles the matter alone; in
-half precision rounding may carry one across the edge of a truncated law, and it counts as the least likely that is in.
+Each is tested at its share of the level (Bonferroni). Tails of the sums are those of a law with their skewness
+(Pearson's third type, of which the normal is the limit): where drafts are hardly ever refused, one that is refused
+proves nothing. In float32 a token that p rules out settles the matter alone; in half precision rounding may carry one
+across the edge of a truncated law, and it counts as the least likely that is in.
 """
 
 import math
@@ -39,16 +41,18 @@ AT_ONCE = 64  # tokens whose logits are held at a time
 
 @dataclass
 class Score:
-    """A sum of ``value - mean`` over places, with its variance."""
+    """A sum of ``value - mean`` over places, with its variance and third central moment."""
 
     excess: float = 0.0
     variance: float = 0.0
+    third: float = 0.0
     places: int = 0
 
-    def add(self, value: float, mean: float, variance: float) -> None:
+    def add(self, value: float, mean: float, variance: float, third: float) -> None:
         """One place."""
         self.excess += value - mean
         self.variance += max(variance, 0.0)
+        self.third += third
         self.places += 1
 
     @property
@@ -59,7 +63,11 @@ class Score:
     @property
     def p_value(self) -> float:
         """Of a deviation as large, both ways."""
-        return float(2 * stats.norm.sf(abs(self.z)))
+        if self.variance <= 0:
+            return 1.0
+        skew = self.third / self.variance**1.5
+        below, above = stats.pearson3.cdf(self.z, skew), stats.pearson3.sf(self.z, skew)
+        return float(min(1.0, 2 * min(below, above)))
 
 
 @dataclass
@@ -97,8 +105,8 @@ class Evidence:
         return {"verdict": "law" if tests else "untested", **found}
 
     def _smallest(self, tests: int) -> dict[str, float | None]:
-        """Errors that are noticed with probability POWER: of the temperature, as a share of it (the mean of log p
-        moves with the exponent of p by its variance); of the acceptance rate."""
+        """Errors that are noticed with probability POWER, to first order: of the temperature, as a share of it (the
+        mean of log p moves with the exponent of p by its variance); of the acceptance rate."""
         reach = float(stats.norm.isf(LEVEL / tests / 2) + stats.norm.ppf(POWER))
         told, kept = self.surprisal, self.acceptance
         return {
@@ -194,7 +202,7 @@ def _weigh(
     if sampling.needs_history:
         seen = torch.zeros(1, target.vocab_size, dtype=torch.bool, device=target.device)
         seen[0, text[: len(request.tokens)]] = True
-    logits = _rescore(target, text, len(request.tokens))
+    logits = rescore(target, text, len(request.tokens))
     for found in rounds:
         for i, token in enumerate(found.tokens):
             law = sampling.law(next(logits)[None], seen)[0].double()
@@ -205,7 +213,8 @@ def _weigh(
                 seen[0, token] = True
 
 
-def _rescore(target: CausalLM, text: Tensor, prompt: int) -> Iterator[Tensor]:
+@torch.inference_mode()
+def rescore(target: CausalLM, text: Tensor, prompt: int) -> Iterator[Tensor]:
     """The target's logits [V] at each place of a reply, which follows the first ``prompt`` tokens of ``text``."""
     cache = target.new_cache(1, len(text))
     yield target.prefill(text[:prompt], cache, 0).logits[0, -1]
@@ -224,7 +233,8 @@ def _judge(p: Tensor, token: int, q: Tensor | None, kept: bool, u: float, eviden
         chosen = p[possible].min().item()
     log_p = p.log().where(possible, 0.0)
     mean = (p * log_p).sum()
-    surprisal = (math.log(chosen), mean.item(), (p * (log_p - mean).square()).sum().item())
+    off = log_p - mean
+    surprisal = (math.log(chosen), mean.item(), (p * off.square()).sum().item(), (p * off.pow(3)).sum().item())
     evidence.surprisal.add(*surprisal)
     more_likely, as_likely = p[p > chosen].sum().item(), p[p == chosen].sum().item()
     evidence.integrals.append(min(1.0, more_likely + u * as_likely))
@@ -233,8 +243,10 @@ def _judge(p: Tensor, token: int, q: Tensor | None, kept: bool, u: float, eviden
         return
     overlap = (q / p).clamp(max=1.0).where(possible, 1.0)
     mass = (p * overlap).sum().item()
-    evidence.overlap.add(overlap[token].item(), mass, (p * overlap.square()).sum().item() - mass**2)
-    evidence.acceptance.add(float(kept), mass, mass * (1 - mass))
+    off = overlap - mass
+    evidence.overlap.add(overlap[token].item(), mass, (p * off.square()).sum().item(), (p * off.pow(3)).sum().item())
+    spread = mass * (1 - mass)
+    evidence.acceptance.add(float(kept), mass, spread, spread * (1 - 2 * mass))
 
 
 @torch.inference_mode()

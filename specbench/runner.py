@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """Cells to run together, interleaved, against one baseline. study: the experiment or sweep they are part of."""
+    """Cells to run together, interleaved, against one baseline. study: the experiment or sweep they are part of.
+    choices: of the groups of the configuration, by name, for the record."""
 
     target: CausalLM
     prompts: PromptSet
@@ -49,6 +50,7 @@ class Plan:
     profiled: int = 0  # batches on which the parts of a round are timed, after all is measured
     engines: Mapping[str, Any] | None = None  # what scripts/bench_engine.py found on this machine, if it was run
     study: str | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     def question(self, cell: Cell) -> dict[str, Any]:
         """Everything that can change this cell's result; its hash names the record."""
@@ -136,6 +138,7 @@ def _run_cells(
             **_about(plan, id_, cell, todo),
             "provenance": {
                 **origin,
+                "choices": dict(plan.choices),
                 "started": started,
                 "ended": provenance.now(),
                 "clocks": {"before": clocks, "after": clocks_after},
@@ -253,7 +256,7 @@ def _joules_per_token(arm: Arm) -> float | None:
 
 def _divergence(plan: Plan, baseline: Arm, arm: Arm, uid: str, prompt: Sequence[int]) -> losslessness.Divergence | None:
     settings = plan.settings
-    return losslessness.first_divergence(
+    return losslessness.divergence(
         plan.target, uid, prompt, baseline.replies[uid], arm.replies[uid], settings.sampling, settings.seed
     )
 
@@ -268,10 +271,11 @@ def _reply(target: CausalLM, arm: Arm, uid: str, prefix: str) -> dict[str, Any]:
 
 
 def _judged(divergence: losslessness.Divergence | None, by_law: bool) -> dict[str, Any]:
+    names = ("position", "margin", "tolerance")
     if divergence is None:
-        return {"lossless": "equal", "divergence_position": None, "divergence_margin": None}
+        return {"lossless": "equal", **{f"divergence_{name}": None for name in names}}
     verdict = "law" if by_law else divergence.verdict
-    return {"lossless": verdict, "divergence_position": divergence.position, "divergence_margin": divergence.margin}
+    return {"lossless": verdict, **{f"divergence_{name}": getattr(divergence, name) for name in names}}
 
 
 def _smaller_batches(steps: pd.DataFrame, batch_size: int) -> int:

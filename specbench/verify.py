@@ -1,7 +1,8 @@
 """Does a record say what its raw steps say? ``python -m specbench.verify RUN…`` computes every metric anew.
 
 Exit code 0 if all agree, 1 if a record was tampered with, damaged, or made by code that counted otherwise.
-What needs the target again, the verdicts of losslessness, is counted from the prompts as they were judged.
+What would need the target or the machine again is taken as it was measured: margins of replies that differ, p-values of
+the test of their law, memory and energy. That verdicts and flags follow from these is checked.
 """
 
 import argparse
@@ -66,10 +67,12 @@ def _verdicts(run: Mapping[str, Any], prompts: pd.DataFrame, by_law: bool) -> di
     if not by_law:
         return losslessness.counts(prompts["lossless"].tolist())
     told = run["metrics"]["lossless"]
-    caught = told["ruled_out"] or (told["p_value"] is not None and told["p_value"] < told["level"])
-    verdict = "mismatch" if caught else "untested" if told["p_value"] is None else "law"
+    single = told["p_values"].values()
+    p_value = min(1.0, len(single) * min(single)) if single else None
+    caught = told["ruled_out"] or (p_value is not None and p_value < told["level"])
+    verdict = "mismatch" if caught else "untested" if p_value is None else "law"
     equal = int((prompts["lossless"] == "equal").sum())
-    return {"prompts": len(prompts), "equal": equal, "level": law.LEVEL, "verdict": verdict}
+    return {"prompts": len(prompts), "equal": equal, "level": law.LEVEL, "p_value": p_value, "verdict": verdict}
 
 
 def _equalities(prompts: pd.DataFrame) -> Iterator[str]:
@@ -78,6 +81,11 @@ def _equalities(prompts: pd.DataFrame) -> Iterator[str]:
     for uid, verdict, ours, plain in zip(*columns, strict=True):
         if (verdict == "equal") != (list(ours) == list(plain)):
             yield f"prompt {uid} is said to be {verdict}, and by its replies it is {'not ' * (verdict == 'equal')}equal"
+    if "divergence_tolerance" in prompts:  # records of earlier versions do not tell
+        judged = prompts[prompts["lossless"].isin(["near-tie", "mismatch"])]
+        near = judged["divergence_margin"] <= judged["divergence_tolerance"]
+        for uid in judged["uid"][near != (judged["lossless"] == "near-tie")]:
+            yield f"prompt {uid} is said to be what its margin and tolerance do not make it"
 
 
 def _flags(run: Mapping[str, Any], prompts: pd.DataFrame) -> Iterator[str]:

@@ -99,21 +99,42 @@ def test_every_token_is_a_place_and_drafts_are_told_from_what_has_none():
     assert evidence.acceptance.places == evidence.overlap.places > 100
 
 
-def test_the_least_that_is_noticed_is_noticed():
-    """A temperature off by what the run says it would notice, in most runs; half of that, in few."""
+def test_the_least_that_is_noticed_is_noticed(monkeypatch):
+    """A temperature off by what a run says it would notice, in most runs; by a third of that, in few."""
     least = found().verdict()["noticed_temperature"]
-    assert 0.02 < least < 0.5
-    score = Score()
-    score.excess, score.variance, score.places = 3.0, 4.0, 200
+    assert 0.02 < least < 0.1
+
+    def blamed(error):
+        bug = mutated(verify, (LAW, f"sampling.law({1 + error} * logits, seen)"))
+        monkeypatch.setattr(decoding, "verify", bug)
+        return sum(found(seed).verdict()["verdict"] == "mismatch" for seed in range(6))
+
+    assert blamed(least) >= 5
+    assert blamed(least / 3) <= 1
+
+
+def test_a_score_has_the_tails_of_its_skewness():
+    score = Score(excess=3.0, variance=4.0, places=200)
     assert score.z == 1.5
     assert score.p_value == pytest.approx(2 * stats.norm.sf(1.5))
+    assert Score(excess=3.0, variance=4.0, third=4.0).p_value == pytest.approx(2 * stats.pearson3.sf(1.5, 0.5))
+    assert Score().p_value == 1.0
+
+
+def test_a_draft_that_is_hardly_ever_refused_may_be_refused_once():
+    """200 drafts from a law almost the target's: of one refusal the normal law would say that it cannot be chance."""
+    score = Score()
+    for place in range(200):
+        score.add(float(place > 0), 0.99975, 0.99975 * 0.00025, 0.99975 * 0.00025 * (1 - 2 * 0.99975))
+    assert 2 * stats.norm.sf(abs(score.z)) < law.LEVEL / 5
+    assert score.p_value > 10 * law.LEVEL
 
 
 def test_power_is_that_of_the_stated_level():
     evidence = Evidence()
     for _ in range(400):
-        evidence.surprisal.add(-1.0, -1.0, 0.5)
-        evidence.acceptance.add(1.0, 0.5, 0.25)
+        evidence.surprisal.add(-1.0, -1.0, 0.5, 0.0)
+        evidence.acceptance.add(1.0, 0.5, 0.25, 0.0)
     said = evidence.verdict()
     reach = stats.norm.isf(law.LEVEL / 2 / 2) + stats.norm.ppf(law.POWER)  # two tests
     assert said["noticed_temperature"] == pytest.approx(reach / (400 * 0.5) ** 0.5)

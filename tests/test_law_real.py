@@ -1,5 +1,5 @@
 """The test of sampled text on the default model: gross bugs are found by a few hundred tokens, and an honest run is not
-blamed. All kinds of bugs are found on tiny models, in test_law."""
+blamed. All kinds of bugs are found on tiny models, in test_law, and on the default model by law_power, in minutes."""
 
 import pytest
 import torch
@@ -27,8 +27,7 @@ def target() -> CausalLM:
     return load("bfloat16")
 
 
-@pytest.fixture(scope="module")
-def drafter(target) -> SmallLM:
+def less_sure(target: CausalLM) -> SmallLM:
     """The target itself, less sure of everything: its laws are flatter, so that two drafts in three are kept."""
     model = load("bfloat16", "target.engine=plain").model
     with torch.no_grad():
@@ -36,6 +35,11 @@ def drafter(target) -> SmallLM:
     flat = SmallLM(CausalLM(model, target.tokenizer, name="flat", files={}), proposal="sample")
     flat.bind(target)
     return flat
+
+
+@pytest.fixture(scope="module")
+def drafter(target) -> SmallLM:
+    return less_sure(target)
 
 
 def found(target, drafter, sampling) -> Evidence:

@@ -5,9 +5,10 @@ import torch
 from conftest import plain_greedy, prompts, run, tiny
 
 from drafters.none import NoDrafter
+from specbench import losslessness
 from specbench.drafting import Request
 from specbench.law import Evidence
-from specbench.losslessness import Divergence, first_divergence, summarise
+from specbench.losslessness import Divergence, divergence, summarise
 from specbench.model import Output
 from specbench.sampling import Sampling
 from specbench.targets import load_tiny
@@ -23,7 +24,7 @@ def replied(llama):
 
 def judge(replied, reply, sampling=GREEDY):
     lm, prompt, expected = replied
-    return first_divergence(lm, "p", prompt, expected, reply, sampling, 0)
+    return divergence(lm, "p", prompt, expected, reply, sampling, 0)
 
 
 def test_equal_replies_have_no_divergence(replied):
@@ -67,12 +68,36 @@ def test_low_precision_forgives_a_near_tie_and_nothing_else(monkeypatch):
             return Output(logits, None)
 
         monkeypatch.setattr(lm, "forward", patched)
-        return first_divergence(lm, "p", prompt, [7], [9], GREEDY, 0)
+        return divergence(lm, "p", prompt, [7], [9], GREEDY, 0)
 
     # bfloat16 steps by 1/8 between 16 and 32: up to four of them are a tie
     assert with_logits(0.375).verdict == "near-tie"
     assert with_logits(0.5).verdict == "near-tie"
     assert with_logits(0.75).verdict == "mismatch"
+
+
+def test_sampled_text_after_a_difference_is_judged_as_well():
+    """A reply that is what the noise says stands, whatever another arm said; one token that is not, is found."""
+    lm = tiny("llama")
+    prompt = prompts(lm, 1)[0]
+    (reply,), _ = run(lm, NoDrafter(), [Request("p", prompt)], k=0, sampling=T1)
+    other = [*reply[:2], (reply[2] + 1) % lm.vocab_size, *reply[3:]]
+    honest = divergence(lm, "p", prompt, other, reply, T1, 0)
+    assert (honest.position, honest.verdict) == (2, "near-tie")
+    wrong = [*reply[:6], (reply[6] + 40) % lm.vocab_size, *reply[7:]]
+    found = divergence(lm, "p", prompt, other, wrong, T1, 0)
+    assert (found.position, found.verdict) == (6, "mismatch")
+
+
+def test_greedy_text_after_a_tie_is_judged_as_well(monkeypatch):
+    lm = load_tiny("llama", dtype="bfloat16")
+    prompt = prompts(lm, 1)[0]
+    tied = torch.zeros(lm.vocab_size)
+    tied[[7, 9]] = 16.0
+    monkeypatch.setattr(losslessness, "rescore", lambda target, text, start: (tied for _ in text[start:]))
+    assert divergence(lm, "p", prompt, [7, 7, 7], [7, 9, 7], GREEDY, 0) == Divergence(1, 0.0, 0.5)
+    found = divergence(lm, "p", prompt, [7, 7, 7], [7, 9, 8], GREEDY, 0)
+    assert (found.position, found.margin, found.verdict) == (2, 16.0, "mismatch")
 
 
 def test_a_sampled_divergence_is_judged_by_the_noise():
@@ -81,7 +106,7 @@ def test_a_sampled_divergence_is_judged_by_the_noise():
     (reply,), _ = run(lm, NoDrafter(), [Request("p", prompt)], k=0, sampling=T1)
     law = T1.law(lm.forward(torch.tensor([prompt]), lm.new_cache(1, 64), last_only=True).logits[0, -1])
     far = (reply[0] + 40) % lm.vocab_size
-    found = first_divergence(lm, "p", prompt, reply, [far, *reply[1:]], T1, 0)
+    found = divergence(lm, "p", prompt, reply, [far, *reply[1:]], T1, 0)
     low, high = law[:far].sum().item(), law[: far + 1].sum().item()
     assert found.verdict == "mismatch"
     assert found.margin > 0
@@ -106,7 +131,7 @@ def test_two_wrong_tokens_of_equal_rank_are_no_tie(replied):
     lm, prompt, _ = replied
     logits = lm.forward(torch.tensor([prompt]), lm.new_cache(1, 64), last_only=True).logits[0, -1]
     *_, almost, worst = logits.argsort(descending=True).tolist()
-    found = first_divergence(lm, "p", prompt, [almost], [worst], GREEDY, 0)
+    found = divergence(lm, "p", prompt, [almost], [worst], GREEDY, 0)
     assert found.margin == pytest.approx((logits.max() - logits[worst]).item(), abs=1e-4)
 
 
@@ -116,7 +141,7 @@ def test_a_token_ruled_out_is_no_tie(llama):
     best = plain_greedy(llama, prompt, 1)[0]
     for wrong in range(0, llama.vocab_size, 20):
         if wrong != best:
-            assert first_divergence(llama, "p", prompt, [best], [wrong], sampling, 0).margin == math.inf
+            assert divergence(llama, "p", prompt, [best], [wrong], sampling, 0).margin == math.inf
 
 
 def test_sampled_drafts_are_judged_by_the_evidence_of_their_law():
@@ -125,10 +150,10 @@ def test_sampled_drafts_are_judged_by_the_evidence_of_their_law():
     assert (untested["verdict"], untested["prompts"], untested["equal"]) == ("untested", 2, 1)
     evidence = Evidence()
     for _ in range(200):
-        evidence.surprisal.add(-1.0, -1.0, 1.0)
+        evidence.surprisal.add(-1.0, -1.0, 1.0, 0.0)
     assert summarise(divergences, evidence, by_law=True)["verdict"] == "law"
     for _ in range(200):
-        evidence.surprisal.add(-2.0, -1.0, 1.0)
+        evidence.surprisal.add(-2.0, -1.0, 1.0, 0.0)
     assert summarise(divergences, evidence, by_law=True)["verdict"] == "mismatch"
     assert summarise(divergences, evidence)["verdict"] == "mismatch"  # token by token
 

@@ -11,7 +11,7 @@ from specbench import quantise as module
 from specbench import settings
 from specbench.drafting import Request
 from specbench.errors import ConfigError
-from specbench.losslessness import first_divergence
+from specbench.losslessness import divergence
 from specbench.model import CausalLM
 from specbench.quantise import GROUP, KINDS, Int4Linear, Int8Linear, quantise
 from specbench.sampling import Sampling
@@ -205,7 +205,7 @@ def test_drafted_text_is_the_quantised_models_own(quantised):
     plain, _ = run(quantised, NoDrafter(), requests, k=0, stop=StopRule(16))
     drafted, _ = run(quantised, NGram(), requests, k=3, stop=StopRule(16))
     for request, ours, theirs in zip(requests, plain, drafted, strict=True):
-        found = first_divergence(quantised, request.uid, request.tokens, ours, theirs, Sampling(), 0)
+        found = divergence(quantised, request.uid, request.tokens, ours, theirs, Sampling(), 0)
         assert found is None or found.verdict == "near-tie"
         assert len(ours) == 16
 

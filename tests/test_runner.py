@@ -184,7 +184,7 @@ def test_records_come_back_in_the_order_asked_with_their_folders(results):
 
 
 def test_a_method_that_changes_the_text_is_named_as_one(asked, results, monkeypatch, capsys):
-    monkeypatch.setattr(losslessness, "first_divergence", lambda *question: Divergence(0, margin=9.0, tolerance=0.0))
+    monkeypatch.setattr(losslessness, "divergence", lambda *question: Divergence(0, margin=9.0, tolerance=0.0))
     __main__.main(asked)
     said = capsys.readouterr().out
     assert "changed-text: it changed the text: its speedup is not that of a lossless method" in said

@@ -112,9 +112,21 @@ def test_a_number_that_was_tampered_with_is_named(copy, change, named, capsys):
 
 def test_a_verdict_by_law_is_that_of_its_p_value(home, tmp_path, capsys):
     shutil.copytree(home / "t1" / "small_lm", tmp_path / "copy")
-    rewrite(tmp_path / "copy", lambda r: r["metrics"]["lossless"].update(p_value=1e-9))
+    rewrite(tmp_path / "copy", lambda r: r["metrics"]["lossless"]["p_values"].update(overlap=1e-9))
     assert verify.main([str(tmp_path / "copy")]) == 1
-    assert "metrics.lossless.verdict is law in run.json and mismatch by the steps" in said(capsys)
+    words = said(capsys)
+    assert "metrics.lossless.verdict is law in run.json and mismatch by the steps" in words
+    assert "metrics.lossless.p_value is" in words
+
+
+def test_a_verdict_that_is_not_that_of_its_margin_is_named(copy, capsys):
+    prompts = pd.read_parquet(copy / record.PROMPTS)
+    prompts.at[2, "lossless"] = "near-tie"
+    prompts.at[2, "tokens"] = [*prompts.at[2, "tokens"][:-1], 0]
+    prompts["divergence_margin"], prompts["divergence_tolerance"] = 0.5, 0.25
+    prompts.to_parquet(copy / record.PROMPTS)
+    assert verify.main([str(copy)]) == 1
+    assert f"prompt {prompts.at[2, 'uid']} is said to be what its margin and tolerance do not make it" in said(capsys)
 
 
 def test_a_prompt_that_is_said_to_be_equal_and_is_not_is_named(copy, capsys):
