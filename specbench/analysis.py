@@ -38,6 +38,9 @@ def model(rounds: pd.DataFrame, computed: Mapping[str, Any], k: int) -> dict[str
         "plain": computed["baseline_round_seconds"],
     }
     known = all(value is not None for value in measured.values())
+    limits = None
+    if k and (relative := metrics.mean_interval(profiling.relative_rounds(ours, plain, k))) is not None:
+        limits = [here.tokens_per_pass / seconds for seconds in reversed(relative)]
     return {
         "shares": profiling.shares(ours, k),
         "plain_seconds": costs.plain,
@@ -46,8 +49,9 @@ def model(rounds: pd.DataFrame, computed: Mapping[str, Any], k: int) -> dict[str
         "rest_seconds": costs.rest,
         "by_k": [asdict(found) for found in by_k],
         "predicted_speedup": here.speedup,
+        "predicted_speedup_ci95": limits,
         "residual": computed["speedup"] / here.speedup - 1 if known else None,
-        "explanation": prediction.explain(here, costs, measured) if known else None,
+        "explanation": prediction.explain(here, costs, measured, limits) if known else None,
         "bound": here.bound,
         "break_even": here.break_even,
         "best_k": prediction.best(by_k).k,

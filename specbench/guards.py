@@ -69,7 +69,7 @@ def of_results(found: Mapping[str, Any], prompts: pd.DataFrame) -> Iterator[Flag
         yield Flag(
             "unsteady-clock",
             f"the machine is unsteady: plain decoding's rounds, all alike, vary {spread:.1f}-fold in time (95th to 5th "
-            "percentile); intervals may be too narrow, and drafter=none shows by how much",
+            "percentile); intervals see that only in part",
         )
     if uneven is not None and uneven >= UNEVEN:
         yield Flag("uneven-repeats", f"the same plain decoding took up to {uneven:.2f} times as long when repeated")
@@ -140,7 +140,7 @@ def of_peers(benchmark: Mapping[str, Any], weights: str, cpu: str) -> Iterator[F
     if slower is not None and ratios[slower] < FAIR:
         yield Flag(
             "slow-baseline",
-            f"plain decoding has {ratios[slower]:.2f} times the speed of {slower} on this machine, by the engine "
+            f"plain decoding has {ratios[slower]:.2f} times the speed of {slower} on this processor, by the engine "
             "benchmark; speedups over the fastest plain decoding are lower by as much",
         )
 

@@ -123,10 +123,13 @@ def elsewhere(survived: Sequence[float], costs: Costs, curve: Mapping[str, Any],
     return predict(survived, Costs(costs.plain * scale, passes, drafts, costs.rest * scale))
 
 
-def explain(predicted: Prediction, costs: Costs, measured: Mapping[str, float]) -> str | None:
+def explain(
+    predicted: Prediction, costs: Costs, measured: Mapping[str, float], limits: Sequence[float] | None = None
+) -> str | None:
     """Where the ``measured`` speedup comes from that was not ``predicted``; None if they differ by a tenth at most.
 
-    measured: speedup, tokens_per_pass, seconds of a round and of a plain one (round, plain).
+    measured: speedup, tokens_per_pass, seconds of a round and of a plain one (round, plain). limits: of an interval of
+    the predicted speedup.
     """
     difference = measured["speedup"] / predicted.speedup - 1
     if abs(difference) <= BELIEVABLE:
@@ -137,9 +140,17 @@ def explain(predicted: Prediction, costs: Costs, measured: Mapping[str, float]) 
         "tokens per pass": measured["tokens_per_pass"] / predicted.tokens_per_pass,
     }
     words = {
-        "a plain round": "plain decoding's rounds took {:+.0%} time against the profile",
-        "a round": "its rounds took {:+.0%} time against the profile",
-        "tokens per pass": "tokens per pass were {:+.0%} against the prediction, as texts end within a round",
+        "a plain round": "plain decoding's rounds took {} time than in the profile",
+        "a round": "its rounds took {} time than in the profile",
+        "tokens per pass": "tokens per pass were {} than predicted, as texts end within a round",
     }
-    told = [words[name].format(factor - 1) for name, factor in factors.items() if abs(factor - 1) > BELIEVABLE / 2]
-    return f"measured {difference:+.0%} against the prediction: " + "; ".join(told or ["many small differences add up"])
+    told = [
+        words[name].format(f"{abs(factor - 1):.0%} {'more' if factor > 1 else 'less'}")
+        for name, factor in factors.items()
+        if abs(factor - 1) > BELIEVABLE / 2
+    ]
+    known = ""
+    if limits is not None and limits[0] <= measured["speedup"] <= limits[1]:
+        known = f", within what the profile can tell ({limits[0]:.2f}–{limits[1]:.2f})"
+    causes = "; ".join(told or ["many small differences add up"])
+    return f"the measured speedup is {difference:+.0%} off the predicted one{known}: {causes}"

@@ -99,5 +99,13 @@ def costs(rounds: pd.DataFrame, plain: pd.DataFrame, k: int) -> Costs:
     )
 
 
+def relative_rounds(rounds: pd.DataFrame, plain: pd.DataFrame, k: int) -> "pd.Series[float]":
+    """Of each slice, the mean time of a round of ``k`` drafts over that of a plain one."""
+    ours, theirs = (
+        table[list(PARTS)].sum(axis=1).groupby(table["slice"]).mean() for table in (rounds[rounds["k"] == k], plain)
+    )
+    return (ours / theirs).dropna()
+
+
 def _mean(seconds: "pd.Series[float]") -> float:
     return float(stats.trim_mean(seconds.to_numpy(), TRIM))

@@ -110,13 +110,14 @@ def test_what_is_near_the_prediction_needs_no_explanation():
 def test_an_explanation_names_what_differs():
     found = predict([0.5] * 4, FLAT)[4]
     slow = {"speedup": speedup(3, 20.0, 49.5), "tokens_per_pass": 3.0, "round": 49.5, "plain": 20.0}
-    assert explain(found, FLAT, slow) == (
-        "measured -33% against the prediction: its rounds took +50% time against the profile"
-    )
+    words = "the measured speedup is -33% off the predicted one{}: its rounds took 50% more time than in the profile"
+    assert explain(found, FLAT, slow) == words.format("")
+    assert explain(found, FLAT, slow, [1.3, 1.9]) == words.format("")
+    assert explain(found, FLAT, slow, [1.2, 1.9]) == words.format(", within what the profile can tell (1.20–1.90)")
     ends = {"speedup": speedup(2.4, 24.0, 33.0), "tokens_per_pass": 2.4, "round": 33.0, "plain": 24.0}
     assert explain(found, FLAT, ends) is None  # one makes up for the other
     both = {"speedup": speedup(2.4, 16.0, 33.0), "tokens_per_pass": 2.4, "round": 33.0, "plain": 16.0}
     assert explain(found, FLAT, both) == (
-        "measured -36% against the prediction: plain decoding's rounds took -20% time against the profile; "
-        "tokens per pass were -20% against the prediction, as texts end within a round"
+        "the measured speedup is -36% off the predicted one: plain decoding's rounds took 20% less time than in the "
+        "profile; tokens per pass were 20% less than predicted, as texts end within a round"
     )

@@ -101,8 +101,13 @@ def test_columns_have_their_types_even_where_nothing_has_a_value(home):
 
 
 def test_every_metric_of_one_number_is_a_column():
-    lists = ("acceptance_by_position.joint", "acceptance_by_position.conditional", "accepted_length_histogram")
-    for name in metrics.DEFINITIONS:
+    lists = (
+        "acceptance_by_position.joint",
+        "acceptance_by_position.conditional",
+        "accepted_length_histogram",
+        "shares",
+    )
+    for name in (defined.removeprefix("model.") for defined in metrics.DEFINITIONS):
         if name.endswith("_ci95"):
             assert {name.replace("_ci95", "_low"), name.replace("_ci95", "_high")} <= set(columns.COLUMNS)
         else:

@@ -74,6 +74,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "lossless_p_value": ("metrics.lossless.p_value", NUMBER),
     # what should have come out, by the profile
     "predicted_speedup": ("model.predicted_speedup", NUMBER),
+    "predicted_speedup_low": ("model.predicted_speedup_ci95.0", NUMBER),
+    "predicted_speedup_high": ("model.predicted_speedup_ci95.1", NUMBER),
     "residual": ("model.residual", NUMBER),
     "bound": ("model.bound", NUMBER),
     "break_even": ("model.break_even", NUMBER),
