@@ -39,6 +39,7 @@ STUDIES = (
     Study("quick", ("experiment=quick",), REFERENCE / "quick"),
     Study("training", ("experiment=trained",), TRAINING / "runs"),
     Study("training", ("experiment=trained", "sampling=t1"), TRAINING / "runs"),
+    Study("sampled", ("experiment=sampled",), REFERENCE / "sampled"),
     Study("draft_length", ("experiment=draft_length",), REFERENCE / "draft_length", (*BRIEF, "k=1,4")),
     Study("batch", ("experiment=batch",), REFERENCE / "batch", (*BRIEF, "batch_size=1,4")),
 )

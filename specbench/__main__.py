@@ -20,7 +20,7 @@ def work(cfg: DictConfig) -> Done:
     hydra = HydraConfig.get()
     swept = hydra.mode == RunMode.MULTIRUN
     study = hydra.runtime.choices.get("experiment") or (_axes() if swept else None)
-    done = configured.run_cells(cfg, str(hydra.runtime.choices["drafter"]), lenient=swept, study=study)
+    done = configured.run_cells(cfg, hydra.runtime.choices, lenient=swept, study=study)
     if not swept:
         summary.show(done.records, Path(cfg.results_dir))
     return done

@@ -1,7 +1,7 @@
 """From a configuration to records: checked first, then made, then run. Hydra ends here; below there are objects."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -122,12 +122,12 @@ def cells_of(cfg: DictConfig, drafter: str, lenient: bool = False) -> Asked:
     return found
 
 
-def run_cells(cfg: DictConfig, drafter: str, lenient: bool = False, study: str | None = None) -> Done:
-    """Run what ``cfg`` asks for (see ``cells_of``). Raises ConfigError for what cannot be run. ``study``: the
-    experiment or sweep that it is part of."""
+def run_cells(cfg: DictConfig, choices: Mapping[str, Any], lenient: bool = False, study: str | None = None) -> Done:
+    """Run what ``cfg`` asks for (see ``cells_of``). Raises ConfigError for what cannot be run. ``choices``: of each
+    group of the configuration, by name; ``study``: the experiment or sweep that it is part of."""
     settings = check(cfg)
     tracker: Tracker = make(cfg.tracker)
-    asked, engines = cells_of(cfg, drafter, lenient), _engines(cfg.engine_benchmark)
+    asked, engines = cells_of(cfg, str(choices["drafter"]), lenient), _engines(cfg.engine_benchmark)
     prompts: PromptSet = prompts_of(cfg.dataset)
     target: CausalLM = target_of(cfg.target)
     cells = []
@@ -156,6 +156,7 @@ def run_cells(cfg: DictConfig, drafter: str, lenient: bool = False, study: str |
         profiled=cfg.profile,
         engines=engines,
         study=study,
+        choices={group: str(choice) for group, choice in choices.items() if "/" not in group},
     )
     records = run(plan, Arm("baseline", NoDrafter(), 0), partial(progress.show, cli.err), tracker)
     return Done(records, asked.left_out)
@@ -178,9 +179,11 @@ def _beyond(name: str, k: int, most: int | None) -> str:
     return f"{name} k={k}: it drafts {most} at most"
 
 
-def _engines(path: str | None) -> Mapping[str, Any] | None:
-    """What scripts/bench_engine.py has written, if it was run."""
-    if path is None or not Path(path).exists():
+def _engines(paths: str | Sequence[str] | None) -> Mapping[str, Any] | None:
+    """What scripts/bench_engine.py has written, by the first of the paths that there is."""
+    asked = [paths] if isinstance(paths, str) else paths or ()
+    path = next((path for path in asked if Path(path).exists()), None)
+    if path is None:
         return None
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
