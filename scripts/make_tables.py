@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from specbench import record, results, settings, sheets, tables, typeset
+from specbench import record, results, sheets, tables, typeset
 from specbench.errors import ConfigError, RunError
 
 SUFFIXES = (".md", ".csv", ".tex")
@@ -38,7 +38,7 @@ def main() -> None:
 
 def written(runs: list[tables.Run]) -> dict[str, str]:
     """What to write, by name of the file."""
-    texts = {"table.md": "\n".join(map(tables.markdown, settings.groups(tables.in_order(runs))))}
+    texts = {"table.md": "\n".join(map(tables.markdown, tables.by_setting(runs)))}
     for document in sheets.documents(runs):
         if document.name != "comparison":  # table.md says more
             texts[f"{document.name}.md"] = typeset.markdown(document)

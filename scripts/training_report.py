@@ -47,7 +47,7 @@ def main() -> None:
     except ConfigError as error:
         sys.exit(f"training_report: {error}")
     cards = {path.parent.name: card.read(path.parent) for path in sorted(arguments.cards.glob(f"*/{card.CARD}"))}
-    groups = settings.groups(tables.in_order(runs))
+    groups = tables.by_setting(runs)
     groups = [group for group in groups if group[0]["status"] == "ok"]  # those without a finished run come last
     groups.sort(key=lambda group: (group[0]["config"]["sampling"]["temperature"], -group[0]["prompts"]["turns"]))
     if not groups or not cards:

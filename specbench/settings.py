@@ -35,6 +35,12 @@ def title(runs: Sequence[Run]) -> tuple[str, ...]:
     return of(next((run for run in runs if run["status"] == "ok"), runs[0]))
 
 
+def shared(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Of the setting what all finished runs share."""
+    each = [of(run) for run in runs if run["status"] == "ok"] or [of(runs[0])]
+    return tuple(part for part in each[0] if all(part in parts for parts in each))
+
+
 def precision(target: Mapping[str, Any]) -> str:
     """Of a target as a record describes it, in words."""
     return target["dtype"] if target.get("quant") is None else f"{target['dtype']} with {target['quant']} weights"

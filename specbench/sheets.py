@@ -111,8 +111,8 @@ class _Grid(NamedTuple):
 
 def documents(runs: Sequence[Run]) -> list[Document]:
     """Those of ``NAMES`` that there are runs for: by k and by batch size only of what was run at several."""
-    groups = settings.groups(tables.in_order(runs))
-    across = settings.groups(tables.in_order(runs), varying=("batch_size",))
+    groups = tables.by_setting(runs)
+    across = tables.by_setting(runs, varying=("batch_size",))
     found = [
         _comparison(groups),
         _grids("categories", "by category of prompts", map(_by_category, groups)),

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from drafters.none import NoDrafter
-from specbench import cli, configured, record, settings, summary, tables
+from specbench import cli, configured, record, summary, tables
 from specbench.comparison import WARM_UP_TEXT
 from specbench.configured import Done
 from specbench.decoding import decode
@@ -157,7 +157,7 @@ class Sweep:
     def conclude(self) -> None:
         """The table of each setting, as if all had been one run."""
         distinct = list({run["folder"]: run for run in self._records}.values())
-        for group in settings.groups(tables.in_order(distinct)):
+        for group in tables.by_setting(distinct):
             _say("")
             summary.show(group, Path(group[0]["folder"]).parent)
         for place in self._refused:

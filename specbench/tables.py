@@ -1,6 +1,8 @@
 """Tables of runs, computed from their records: for the terminal and for documents."""
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -50,6 +52,19 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (run["status"] != "ok", run.get("metrics", {}).get("speedup") or 0.0))
 
 
+def by_setting(runs: Sequence[Run], varying: Container[str] = ()) -> list[list[Run]]:
+    """``settings.groups``, each in order; the groups by their settings' words, smaller numbers first, so that their
+    order is not one of speeds."""
+    groups = [in_order(group) for group in settings.groups(runs, varying)]
+    return sorted(groups, key=lambda group: (_natural(settings.shared(group)), min(run["id"] for run in group)))
+
+
+def _natural(words: Sequence[str]) -> list[list[tuple[float, str]]]:
+    """A key by which "batch 8" comes before "batch 16"."""
+    parts = [re.split(r"(\d+)", each) for each in words]
+    return [[(int(part), "") if part.isdigit() else (math.inf, part) for part in each if part] for each in parts]
+
+
 def row(run: Run, label: str) -> list[str]:
     """The cells of one run under ``COLUMNS``."""
     if run["status"] != "ok":
@@ -72,7 +87,7 @@ def detail(run: Run, label: str) -> list[str]:
     return [
         *cells,
         " / ".join(f"{share:.0%}".rstrip("%") for share in model["shares"].values()) + " %",
-        show(model["predicted_speedup"], "{:.2f}x"),
+        show(model["predicted_speedup"], "{:.2f}x") + _around(model.get("predicted_speedup_ci95")),
         measured + off,
         show(model["bound"], "{:.2f}x"),
         show(model["break_even"], "{:.0%}"),
@@ -129,9 +144,9 @@ PLAIN_IS = "plain: tokens/s of plain decoding of the same prompts, interleaved i
 DETAILS_ARE = (
     "accepted up to position: share of the rounds that drafted so far whose drafts were all accepted up to it. draft, "
     "verify, accept, rest: shares of a round's time in a profiling pass. predicted: speedup by acceptance and that "
-    "pass's costs. bound: speedup were every draft right, at the same cost. pays from: the acceptance of each draft, "
-    "were all alike, above which drafting k tokens wins. best k: the draft length up to k of the highest predicted "
-    "speedup."
+    "pass's costs, with what that pass can tell of them (95 %). bound: speedup were every draft right, at the same "
+    "cost, known no better. pays from: the acceptance of each draft, were all alike, above which drafting k tokens "
+    "wins. best k: the draft length up to k of the highest predicted speedup."
 )
 
 
@@ -206,6 +221,10 @@ def about(who: Sequence[int], runs: Sequence[Run], names: Sequence[str]) -> str:
 def interval(limits: Sequence[float] | None) -> str:
     """The limits of an interval, or a dash where there is none."""
     return "–" if limits is None else f"{limits[0]:.2f}–{limits[1]:.2f}"
+
+
+def _around(limits: Sequence[float] | None) -> str:
+    return "" if limits is None else f" ({interval(limits)})"
 
 
 def speed(value: float | None) -> str:

@@ -360,7 +360,8 @@ def by_name(runs):
 
 def test_figures_have_a_value_for_each_column(several_stored):
     found = by_name(several_stored)
-    assert set(found) == {"speedup", "tokens-per-pass", "acceptance", "time", "prediction", "categories"}
+    names = {"speedup", "tokens-per-pass", "acceptance", "accepted-lengths", "time", "prediction", "categories"}
+    assert set(found) == names
     for figure in found.values():
         assert {len(row) for row in figure["rows"]} == {len(figure["columns"])}
         assert "broken" not in [row[1] for row in figure["rows"]]
@@ -380,10 +381,42 @@ def test_acceptance_is_that_of_the_record(several_stored):
     assert [row[3] for row in rows_of] == [1, 2, 3, 4]
 
 
+def test_accepted_lengths_are_shares_of_all_rounds(several_stored):
+    found = [row for row in by_name(several_stored)["accepted-lengths"]["rows"] if row[1] == "quick"]
+    # of the rounds 1 to 4: two drafts kept, one, none and one
+    assert [row[3:] for row in found] == [[0, 0.25], [1, 0.5], [2, 0.25], [3, 0.0], [4, 0.0]]
+    assert "none" not in [row[1] for row in by_name(several_stored)["accepted-lengths"]["rows"]]
+
+
+def at_batch(size, name, **more):
+    found = made(name, **more)[0]
+    return found | {"id": f"{name}-{size}", "config": found["config"] | {"batch_size": size}}
+
+
+def test_figures_against_batch_size_are_of_drafters_with_several():
+    one, four, alone = at_batch(1, "eagle"), at_batch(4, "eagle", seconds=0.04), at_batch(1, "ngram", seconds=0.03)
+    assert figures.of_batch_sizes([one, alone, failed()]) == []
+    speedups, throughput = figures.of_batch_sizes([four, alone, one, failed()])
+    assert [(row[1], row[3], row[4]) for row in speedups["rows"]] == [
+        (run["drafter"]["name"], run["config"]["batch_size"], run["metrics"]["speedup"]) for run in (one, four, alone)
+    ]
+    plain, own = throughput["rows"][:2], {row[0]: row[4:] for row in throughput["rows"]}
+    assert [row[:4] for row in plain] == [
+        [f"plain decoding, batch {size}", "plain decoding", 0, size] for size in (1, 4)
+    ]
+    found = four["metrics"]
+    # 20 ms a round of plain decoding, 40 of the other, which leaves 6 tokens in 4 rounds
+    assert own["plain decoding, batch 4"][0] == pytest.approx(1 / found["baseline_round_seconds"])
+    assert own["eagle-4"][:2] == pytest.approx(
+        [found["tokens_per_pass"] / found["round_seconds"], found["decode_tokens_per_s"]]
+    )
+    assert own["eagle-4"][2] == pytest.approx(found["speedup_ci95"][0] * found["baseline_decode_tokens_per_s"])
+
+
 def test_without_data_there_is_no_figure():
     assert figures.of_group([failed()]) == []
     bare = made("ngram")[0] | {"model": None, "by_category": {}}
-    assert set(by_name([bare])) == {"speedup", "tokens-per-pass", "acceptance"}
+    assert set(by_name([bare])) == {"speedup", "tokens-per-pass", "acceptance", "accepted-lengths"}
 
 
 def test_categories_of_few_conversations_say_so():

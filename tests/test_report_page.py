@@ -125,17 +125,45 @@ def test_every_figure_is_drawn_with_its_data(page):
         "Speedup against draft length",
         "Tokens per verify pass against draft length",
         "Acceptance by position",
+        "Accepted length",
         "Where a round’s time goes",
         "Predicted against measured",
         "Speedup by kind of prompt",
     ]
-    drawn = page.evaluate(
-        "[...document.querySelectorAll('figure .chart')].map((c) => c.querySelectorAll('circle, rect, td').length)"
-    )
-    assert min(drawn) >= 3
+    assert_drawn(page)
+
+
+def assert_drawn(page, part="body"):
+    charts = f"[...document.querySelectorAll('{part} figure .chart')]"
+    marks = page.evaluate(f"{charts}.map((chart) => chart.querySelectorAll('circle, rect, td').length)")
+    assert min(marks) >= 3
     assert not page.evaluate(
         "/NaN|Infinity|undefined/.test([...document.querySelectorAll('svg')].map((s) => s.outerHTML).join())"
     )
+
+
+def test_batch_sizes_have_a_section_that_shows_them_together(page, tmp_path):
+    store(
+        tmp_path,
+        *(at_batch(size, made(name, 0.01 * size, k=k)) for size in (1, 4) for name, k in (("eagle", 4), ("none", 0))),
+    )
+    file = tmp_path / "report.html"
+    file.write_text(report.make(results.runs([tmp_path / "runs"]), 0).html, encoding="utf-8")
+    page.open(file)
+    assert page.texts("h2") == ["bytes", "bytes", "bytes, across batch sizes"]
+    assert page.texts("nav a")[-1].startswith("bytes, across batch sizes · float32 on cpu")
+    assert page.texts("#batches-1 h4") == ["Speedup against batch size", "Speed per user against that of all"]
+    assert page.texts("#batches-1 .key") == ["eagle k=4", "none", "plain decoding", "eagle k=4", "none"]
+    assert page.evaluate("[...document.querySelectorAll('#batches-1 circle.dot')].length") == 4 + 6 + 5
+    assert_drawn(page, "#batches-1")
+    page.point("#batches-1 circle.dot")
+    assert page.texts(".hint")[0].startswith("eagle k=4, batch 1\nbatch size: 1\nspeedup over plain decoding: ")
+
+
+def at_batch(size, run):
+    run_json, *tables = run
+    run_json["config"]["batch_size"] = size
+    return {**run_json, "id": f"{run_json['id']}-{size}"}, *tables
 
 
 def test_a_speedup_stands_where_its_logarithm_is(page):

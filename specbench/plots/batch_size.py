@@ -44,11 +44,11 @@ def throughput(runs: Sequence[Run], path: Path) -> list[Path]:
 def _panels(runs: Sequence[Run], path: Path, draw: Draw, x: str, y: str, notes: Sequence[str]) -> list[Path]:
     """A panel for all, or for each draft length where a drafter has several."""
     finished = groups.finished(runs)
-    panels: dict[str, Lines] = {"": groups.by_drafter_and_k(finished)}
+    panels: dict[str, Lines] = {"": groups.best_first(groups.by_drafter_and_k(finished))}
     looks, width = style.looks(panels[""]), style.SINGLE
     several = groups.have_several_draft_lengths(finished)
     if several:
-        drafters = groups.by_drafter(finished)
+        drafters = groups.best_first(groups.by_drafter(finished))
         looks, width = style.looks(drafters), style.DOUBLE
         for k in sorted({run["drafter"]["k"] for run in finished} - {0}):
             of_k = {name: [run for run in line if run["drafter"]["k"] in (0, k)] for name, line in drafters.items()}

@@ -20,7 +20,7 @@ def by_draft_length(runs: Sequence[Run], path: Path) -> list[Path]:
 
     Written as ``path`` in each format; returns the files.
     """
-    lines = groups.by_drafter(groups.finished(runs))
+    lines = groups.best_first(groups.by_drafter(groups.finished(runs)))
     looks = style.looks(lines)
     notes = [f"{words.INTERVAL}; {DASHED}", *words.failures(runs), *words.flags(runs)]
     with style.page(style.DOUBLE, words.heading(runs), notes) as figure:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench import settings, tables
-from specbench.plots import groups, words
+from specbench import tables
+from specbench.plots import groups
 from specbench.plots.acceptance import acceptance_by_position, accepted_lengths
 from specbench.plots.batch_size import by_batch_size, throughput
 from specbench.plots.categories import speedup_by_category
@@ -28,8 +28,8 @@ def draw(runs: Sequence[Run], folder: Path, curve: Mapping[str, Any] | None = No
     Where the runs have several settings, figures are numbered by setting: by the words of their headings, smaller
     numbers first. Files of an earlier call that this one does not make are removed.
     """
-    alike = _numbered([tables.in_order(group) for group in settings.groups(runs)])
-    sweeps = _numbered([tables.in_order(group) for group in settings.groups(runs, varying=("batch_size",))])
+    alike = _numbered(tables.by_setting(runs))
+    sweeps = _numbered(tables.by_setting(runs, varying=("batch_size",)))
     wanted = [
         (plot, group, f"{name}{number}")
         for figures, numbered in ((OF_A_SETTING, alike), (OF_BATCH_SIZES, sweeps))
@@ -47,13 +47,7 @@ def _numbered(found: Sequence[Sequence[Run]]) -> dict[str, Sequence[Run]]:
     """Groups by the end of their figures' names: none where there is one group."""
     if len(found) == 1:
         return {"": found[0]}
-    ordered = sorted(found, key=lambda runs: (_natural(words.heading(runs)), min(run["id"] for run in runs)))
-    return {f"-{number}": group for number, group in enumerate(ordered, start=1)}
-
-
-def _natural(text: str) -> list[tuple[float, str]]:
-    """A key by which "batch 8" comes before "batch 16"."""
-    return [(int(part), "") if part.isdigit() else (float("inf"), part) for part in re.split(r"(\d+)", text) if part]
+    return {f"-{number}": group for number, group in enumerate(found, start=1)}
 
 
 def _remove_earlier(folder: Path, files: Sequence[Path]) -> None:

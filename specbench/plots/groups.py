@@ -1,6 +1,6 @@
 """Which runs make a line, and which a figure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from specbench.plots import words
 from specbench.tables import Run
@@ -12,6 +12,11 @@ def by_drafter(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run, name in zip(runs, words.drafters(runs), strict=True):
         found.setdefault(name, []).append(run)
     return {name: sorted(members, key=lambda run: run["drafter"]["k"]) for name, members in found.items()}
+
+
+def best_first(lines: Mapping[str, Sequence[Run]]) -> dict[str, Sequence[Run]]:
+    """Lines of finished runs in the order in which a reader looks for them: the one of the highest speedup first."""
+    return dict(sorted(lines.items(), key=lambda line: -max(run["metrics"]["speedup"] or 0.0 for run in line[1])))
 
 
 def by_drafter_and_k(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -22,8 +22,7 @@ def fold(text: str, width: int) -> str:
 
 def heading(runs: Sequence[Run]) -> str:
     """The setting, as far as all finished runs share it."""
-    each = [settings.of(run) for run in runs if run["status"] == "ok"] or [settings.of(runs[0])]
-    return " · ".join(part for part in each[0] if all(part in parts for parts in each))
+    return " · ".join(settings.shared(runs))
 
 
 def drafters(runs: Sequence[Run]) -> list[str]:

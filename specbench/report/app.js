@@ -59,15 +59,33 @@ function settingSection(setting, number, definitions) {
   );
 }
 
+// What only runs of several batch sizes show together.
+function batchSection(sweep, number) {
+  const cards = sweep.figures.map((figure) => figureCard(figure, sweep.runs, false));
+  return el(
+    "section",
+    { id: `batches-${number}`, "aria-labelledby": `batches-heading-${number}` },
+    el("h2", { id: `batches-heading-${number}` }, `${sweep.target}, across batch sizes`),
+    el("ul", { class: "setting" }, sweep.facts.map((fact) => el("li", {}, fact))),
+    el("div", { class: "figures" }, cards.map((each) => each.card)),
+  );
+}
+
 function start() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const sections = data.settings.map((setting, i) => settingSection(setting, i + 1, data.definitions));
-  const links = data.settings.map((setting, i) => el("li", {}, el("a", { href: `#setting-${i + 1}` }, [setting.target, ...setting.facts].join(" · "))));
+  const sweeps = data.batch_sizes.map((sweep, i) => batchSection(sweep, i + 1));
+  const link = (id, ...words) => el("li", {}, el("a", { href: `#${id}` }, words.join(" · ")));
+  const links = [
+    ...data.settings.map((setting, i) => link(`setting-${i + 1}`, setting.target, ...setting.facts)),
+    ...data.batch_sizes.map((sweep, i) => link(`batches-${i + 1}`, `${sweep.target}, across batch sizes`, ...sweep.facts)),
+  ];
   document.getElementById("page").replaceChildren(
     el("header", {}, el("div", {}, el("h1", {}, data.title), el("p", { class: "note" }, data.made)), themeButton()),
     ...(links.length > 1 ? [el("nav", { "aria-label": "Settings" }, el("ol", {}, links))] : []),
     ...data.notes.map((note) => el("p", { class: "note warning" }, note)),
     ...sections,
+    ...sweeps,
     el("details", { class: "card" }, el("summary", {}, "How the metrics are defined"), facts(Object.entries(data.definitions))),
   );
   document.body.append(hint.box);

@@ -140,6 +140,18 @@ function ratios(low, high, place) {
   return found.sort((a, b) => a - b).map((value) => [value, String(value)]);
 }
 
+// Of a logarithmic axis from small numbers to large ones: 1, 2 and 5 of each power of ten.
+function decades(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    for (const factor of [1, 2, 5]) {
+      const value = factor * 10 ** power;
+      if (value >= low && value <= high) found.push([value, String(Number(value.toPrecision(1)))]);
+    }
+  }
+  return found;
+}
+
 // Axes of a chart with two of them: where things are, and the nodes.
 function axes(figure, xs, ys, width, height, marks = ticks(...ys, 5)) {
   const [left, right, top, bottom] = [58, width - 12, 10, height - 40];
@@ -163,27 +175,34 @@ function upright(x, y1, y2, colour) {
 const DASHES = [null, "6 3", "2 3", "9 3 2 3"];
 
 function lines(figure, records, runs, width) {
-  const [across, up] = figure.columns.includes("position") ? ["position", "joint"] : ["k", figure.columns[3]];
-  const series = Map.groupBy(records, (record) => (across === "k" ? record.drafter : record.run));
+  const { across, up, by } = figure;
+  const series = Map.groupBy(records, (record) => by.map((column) => record[column]).join(" "));
+  const [[toX, fromX], [toY, fromY]] = figure.log.map((log) => (log ? [Math.log, Math.exp] : [Number, Number]));
   const numbers = records.map((record) => record[across]);
-  const ys = extent([...(figure.zero ? [0] : []), ...(figure.at === null ? [] : [figure.at]), ...records.flatMap((r) => [r[up], r.low, r.high])]);
+  const whole = numbers.every(Number.isInteger) && [...new Set(numbers)].sort((a, b) => a - b);
+  const xs = figure.log[0] || !whole ? extent(numbers.map(toX), 0.08) : [Math.min(...numbers) - 0.25, Math.max(...numbers) + 0.25];
+  const heights = [...(figure.zero ? [0] : []), ...(figure.at === null ? [] : [figure.at]), ...records.flatMap((r) => [r[up], r.low, r.high])];
+  const ys = extent(heights.map((value) => value && toY(value)));
   if (figure.zero) ys[0] = 0;
   const height = 260;
-  const frame = axes(figure, [Math.min(...numbers) - 0.25, Math.max(...numbers) + 0.25], ys, width, height);
-  const { x, y, bottom } = frame;
-  const whole = [...new Set(numbers)].sort((a, b) => a - b);
-  const across_ticks = whole.map((at) => text(x(at), bottom + 16, at, { "text-anchor": "middle", class: "tick" }));
+  const ups = figure.log[1] ? decades(...ys.map(fromY)).map(([at, words]) => [toY(at), words]) : ticks(...ys, 5);
+  const frame = axes(figure, xs, ys, width, height, ups);
+  const { bottom } = frame;
+  const [x, y] = [(value) => frame.x(toX(value)), (value) => frame.y(toY(value))];
+  const marked = whole ? whole.map((at) => [at, at]) : decades(...xs.map(fromX));
+  const across_ticks = marked.map(([at, words]) => text(x(at), bottom + 16, words, { "text-anchor": "middle", class: "tick" }));
   const reference = figure.at !== null && svg("line", { x1: frame.left, x2: frame.right, y1: y(figure.at), y2: y(figure.at), class: "reference" });
   const used = new Map();
   const keys = [];
   const drawn = [...series.values()].map((points, i) => {
-    const colour = runs[points[0].run].colour;
+    const [first] = points;
+    const name = by.includes("run") ? named(first, runs) : by.includes("k") && first.k ? `${first.drafter} k=${first.k}` : first.drafter;
+    const colour = runs[first.run].colour;
     const twin = used.get(colour) ?? 0;
     used.set(colour, twin + 1);
     const dashes = DASHES[twin % DASHES.length];
-    const shift = figure.columns.includes("low") ? (i - (series.size - 1) / 2) * 3 : 0; // whiskers side by side
+    const shift = whole && figure.columns.includes("low") ? (i - (series.size - 1) / 2) * 3 : 0; // whiskers side by side
     const path = points.map((point, n) => `${n ? "L" : "M"}${x(point[across]) + shift} ${y(point[up])}`).join("");
-    const name = across === "k" ? points[0].drafter : named(points[0], runs);
     keys.push(key(name, colour, dashes));
     return svg(
       "g",
@@ -194,8 +213,9 @@ function lines(figure, records, runs, width) {
         const at = x(point[across]) + shift;
         const whisker = point.low !== null && point.low !== undefined && upright(at, y(point.low), y(point.high), colour);
         const dot = svg("circle", { cx: at, cy: y(point[up]), r: 4, fill: colour, class: "dot" });
-        const said = [named(point, runs), `${across === "k" ? "k" : "position"} ${point[across]}: ${point[up].toFixed(figure.zero ? 3 : 2)}`];
-        if (point.low !== undefined) said.push(span(point));
+        const digits = figure.log[1] ? 0 : figure.zero ? 3 : 2;
+        const said = [named(point, runs), `${figure.x}: ${whole ? point[across] : point[across].toFixed(1)}`, `${figure.y}: ${point[up].toFixed(digits)}`];
+        if (point.low !== undefined) said.push(span(point, digits));
         if (point.conditional !== undefined && point.conditional !== null) said.push(`of those accepted so far: ${point.conditional.toFixed(3)}`);
         return svg("g", {}, whisker, hint.on(dot, said));
       }),

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from importlib import resources
@@ -15,7 +15,7 @@ from typing import Any
 import specbench
 from specbench import compare, provenance, settings, tables
 from specbench.errors import ConfigError
-from specbench.families import colour
+from specbench.families import COLOURS, colour
 from specbench.record import STEPS
 from specbench.report import figures, origin, pieces, replies, rows, summary
 from specbench.report.raw import Run, table
@@ -39,7 +39,7 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
     ``tokenizers``: files, or folders of them, to look for those of the targets in.
     """
     runs = distinct(runs)
-    groups = [tables.in_order(group) for group in settings.groups(runs)]
+    groups = tables.by_setting(runs)
     shown = min(prompts, _affordable(runs))
     shown_settings = [_setting(group, shown, tokenizers) for group in groups]
     notes = []
@@ -55,6 +55,7 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
         "notes": notes,
         "definitions": next((run["conventions"] for run in runs if "conventions" in run), {}),
         "settings": shown_settings,
+        "batch_sizes": [found for group in tables.by_setting(runs, varying=("batch_size",)) for found in _sweep(group)],
     }
     return Page(fill(data), notes)
 
@@ -136,6 +137,21 @@ def _setting(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path]) -> d
         "replies": shown,
         "pieces": tokenizer and pieces.pieces(tokenizer, sorted(replies.tokens_of(shown))),
     }
+
+
+def _sweep(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """What runs of several batch sizes show together, if they do."""
+    drawn = figures.of_batch_sizes(runs)
+    if drawn:
+        target, *facts = settings.shared(runs)
+        shown = {}
+        for run, label in zip(runs, tables.labels(runs), strict=True):
+            name = f"{label} k={run['drafter']['k']}, batch {run['config']['batch_size']}"
+            shown[run["id"]] = {"name": name, "colour": colour(run)}
+        for size in {run["config"]["batch_size"] for run in runs}:
+            plain = figures.plain_at(size)
+            shown[plain] = {"name": plain, "colour": COLOURS["none"]}
+        yield {"target": target, "facts": facts, "runs": shown, "figures": drawn}
 
 
 def _versus(runs: Sequence[Run]) -> summary.Versus:
