@@ -79,16 +79,16 @@ def scaling(cards: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
         f"| {' | '.join(columns)} |",
         "|---:|---:" + "|---:" * len(kinds) + "|---|",
     ]
-    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    learned = []
     for found in cards:
         tokens, each = found["progress"]["tokens"], [found["validation"][kind] for kind in kinds]
-        for kind, v in zip(kinds, each, strict=True):
-            points[kind].append((tokens, v["tokens_per_pass"]))
+        per_pass = {kind: v["tokens_per_pass"] for kind, v in zip(kinds, each, strict=True)}
+        learned.append(plots.Learned(tokens, per_pass, each[0]["acceptance"]))
         joint = " ".join(f"{share:.3f}" for share in each[0]["acceptance"])
         numbers = " | ".join(f"{v['tokens_per_pass']:.2f}" for v in each)
         lines.append(f"| {tokens:,} | {found['progress']['seconds'] / 60:.1f} | {numbers} | {joint} |")
     record.write_file(out / "scaling.md", "\n".join(lines) + "\n")
-    return [out / "scaling.md", *plots.scaling(cards[0]["family"], points, out / "scaling")]
+    return [out / "scaling.md", *plots.scaling(cards[0]["family"], learned, out / "scaling")]
 
 
 def validation(found: Mapping[str, Any], run: Mapping[str, Any]) -> Mapping[str, Any]:

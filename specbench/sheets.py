@@ -38,7 +38,8 @@ COMPARED_ARE = (
 )
 BOLD_IS = (
     "Small: 95 % intervals. Bold: the highest of its column, if it has an interval, and those whose interval overlaps "
-    "that; only lossless methods compete."
+    "that; only lossless methods compete. Intervals that overlap can belong to methods that differ prompt by prompt: "
+    "specbench.compare tells."
 )
 NO_BOLD = "Nothing is bold, as the highest of a column has no 95 % interval, or no lossless method is in it."
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from specbench import cli, cost, losslessness, record, tables
+from specbench import cli, cost, losslessness, record, settings, tables
 from specbench.errors import ConfigError
 from specbench.prediction import Costs, Prediction, best, elsewhere, survival
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return cli.fail(str(error), cli.BAD_CONFIG)
     target, drafter = curve["target"], run["drafter"]
     cli.out.print(
-        f"{drafter['name']} for {target['name']} · {target['dtype']} on {target['device']} · batch {batch}",
+        f"{drafter['name']} for {target['name']} · {settings.precision(target)} on {target['device']} · batch {batch}",
         style="bold",
         highlight=False,
         soft_wrap=True,
@@ -86,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cli.out.print(_table(found))
     if asked.batch_size is None:
         cli.out.print(_by_batch({size: predict(run, curve, size, asked.draft_cost) for size in batch_sizes(curve)}))
+    if settings.precision(target) != settings.precision(run["target"]):
+        theirs = settings.precision(run["target"])
+        cli.out.print(f"Note: the run was in {theirs}; acceptance may differ.", highlight=False, soft_wrap=True)
     told = {p.k for p in found}
     unknown = [k for k in range(run["drafter"]["k"] + 1) if k not in told]
     for k in unknown:
@@ -112,7 +115,7 @@ def _by_batch(found: Mapping[int, Sequence[Prediction]]) -> Table:
     table = tables.numbers(("k", *(f"batch {size}" for size in speedups)))
     for k in sorted({k for each in speedups.values() for k in each}):
         table.add_row(str(k), *(tables.show(each.get(k), "{:.2f}x") for each in speedups.values()))
-    table.caption = "speedup at the batch sizes of the curve, were acceptance the same"
+    table.caption = "speedup at the batch sizes of the curve, on the same assumptions"
     return table
 
 
@@ -121,7 +124,10 @@ def _table(found: Sequence[Prediction]) -> Table:
     for p in found:
         pays = tables.show(p.break_even, "{:.0%}")
         table.add_row(str(p.k), f"{p.tokens_per_pass:.2f}", f"{p.speedup:.2f}x", f"{p.bound:.2f}x", pays)
-    table.caption = "predicted from the run's acceptance and the curve's passes"
+    table.caption = (
+        "predicted from the run's acceptance and the curve's passes; a draft is taken to cost as much of a\n"
+    )
+    table.caption += "plain step as in the run, whatever the machine and the batch size (--draft-cost sets it)"
     return table
 
 

@@ -642,14 +642,22 @@ def test_free_lunch(laid_out):
 
 
 def test_scaling(laid_out):
-    points = {"temperature 0": [(3e5, 1.6), (1e5, 1.5)], "temperature 1": [(1e5, 1.2), (3e5, 1.25)]}
-    (axis,) = laid_out(plots.scaling, "mtp", points).axes
-    assert {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()} == {
+    learned = [
+        plots.Learned(300_000, {"temperature 0": 1.6, "temperature 1": 1.25}, [0.5, 0.2]),
+        plots.Learned(100_000, {"temperature 0": 1.5, "temperature 1": 1.2}, [0.4, 0.1]),
+    ]
+    shares, tokens = laid_out(plots.scaling, "mtp", learned).axes
+    assert [line.get_xydata().tolist() for line in shares.get_lines()] == [
+        [[1e5, 0.4], [3e5, 0.5]],
+        [[1e5, 0.1], [3e5, 0.2]],
+    ]
+    assert [text.get_text() for text in shares.texts] == ["1", "2"]
+    assert {line.get_label(): line.get_xydata().tolist() for line in tokens.get_lines()} == {
         "temperature 0": [[1e5, 1.5], [3e5, 1.6]],
         "temperature 1": [[1e5, 1.2], [3e5, 1.25]],
     }
-    assert {line.get_color() for line in axis.get_lines()} == {COLOURS["mtp"]}
-    check_layout(axis.figure)
+    assert {line.get_color() for axis in (shares, tokens) for line in axis.get_lines()} == {COLOURS["mtp"]}
+    check_layout(shares.figure)
 
 
 # intervals of shares

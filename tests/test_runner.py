@@ -16,9 +16,10 @@ import torch
 from conftest import CommandLine, baseline, put_outside, tiny
 
 from drafters.ngram import NGram
+from drafters.scripted import Scripted
 from drafters.small_lm import SmallLM
 from drafters.suffix import Suffix
-from specbench import __main__, configured, losslessness, provenance, record
+from specbench import __main__, configured, decoding, losslessness, provenance, record
 from specbench.comparison import Arm, Settings
 from specbench.errors import RunError
 from specbench.losslessness import Divergence
@@ -124,7 +125,7 @@ def records(results):
     return [record.read(folder) for folder in record.find([results])]
 
 
-def measure(results, *drafters, sampling=None):
+def measure(results, *drafters, sampling=None, profiled=0):
     """The records of ``drafters`` at k=3 on a tiny model."""
     lm = tiny("llama")
     cells = []
@@ -132,8 +133,54 @@ def measure(results, *drafters, sampling=None):
         drafter.bind(lm)
         cells.append(Cell(Arm(f"{number}-{type(drafter).__name__}", drafter, 3), {"drafter": {"number": number}}))
     settings = Settings(1, sampling or Sampling(), 0, StopRule(8))
-    plan = Plan(lm, PromptSet("two", CONVERSATIONS), settings, cells, results)
+    plan = Plan(lm, PromptSet("two", CONVERSATIONS), settings, cells, results, profiled=profiled)
     return run(plan, baseline(lm), lambda arms, turns: nullcontext(lambda arm, step: None))
+
+
+# the model of the speedup
+
+
+class Paid(Scripted):
+    """Takes 3 ms a draft, by a clock that is set by hand."""
+
+    def __init__(self, clock, script):
+        super().__init__(script)
+        self.clock = clock
+
+    def propose(self, batch, k):
+        self.clock[0] += 0.003 * k
+        return super().propose(batch, k)
+
+
+def test_a_scripted_drafter_with_planted_costs_is_predicted_by_hand(results, monkeypatch):
+    """A pass takes 18 ms and 2 for each token of a row."""
+    clock = [0.0]
+    monkeypatch.setattr(decoding, "perf_counter", lambda: clock[0])
+    lm = tiny("llama")
+    forward = lm.forward
+
+    def paid(tokens, *args, **how):
+        clock[0] += 0.018 + 0.002 * tokens.shape[1]
+        return forward(tokens, *args, **how)
+
+    monkeypatch.setattr(lm, "forward", paid)
+    (found,) = measure(results, Paid(clock, [(3, 3), (3, 0), (3, 1)]), profiled=8)
+    model, metrics = found["model"], found["metrics"]
+    assert model["plain_seconds"] == pytest.approx(0.020)
+    assert model["draft_seconds"] == pytest.approx({"1": 0.003, "2": 0.006, "3": 0.009})
+    assert model["pass_seconds"] == pytest.approx({"1": 0.020, "2": 0.022, "3": 0.024, "4": 0.026})
+    rounds = metrics["accepted_length_histogram"]
+    survived = [sum(rounds[i:]) / sum(rounds) for i in (1, 2, 3)]
+    assert survived == pytest.approx([2 / 3, 1 / 3, 1 / 3])
+    for k, seconds in ((1, 0.025), (2, 0.030), (3, 0.035)):
+        by_hand = (1 + sum(survived[:k])) * 0.020 / seconds
+        assert model["by_k"][k]["speedup"] == pytest.approx(by_hand)
+        assert model["by_k"][k]["bound"] == pytest.approx((k + 1) * 0.020 / seconds)
+    assert model["predicted_speedup"] == model["by_k"][3]["speedup"]
+    # what was measured: tokens over 35 ms a round, and texts that end within a round leave fewer than was accepted
+    assert metrics["speedup"] == pytest.approx(metrics["tokens_per_pass"] * 0.020 / 0.035)
+    assert model["residual"] == pytest.approx(metrics["tokens_per_pass"] / (1 + sum(survived)) - 1)
+    assert model["shares"] == pytest.approx({"draft": 9 / 35, "verify": 26 / 35, "accept": 0.0, "bookkeeping": 0.0})
 
 
 # verdicts

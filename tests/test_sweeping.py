@@ -1,5 +1,7 @@
 """Sweeps: what is said before, between and after; what is left out, shared, skipped, and kept when all is killed."""
 
+import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -10,12 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from conftest import CommandLine, put_outside
 from rich.console import Console
 
-from specbench import __main__, cli, configured, results, sweeping
+from drafters.ngram import NGram
+from specbench import __main__, cli, configured, record, results, sweeping
 
 OUTSIDE = {
     "outside_sweeps.py": """
@@ -184,18 +188,44 @@ def test_an_estimate_that_cannot_be_made_stops_nothing(asked, monkeypatch, capsy
     assert "how long they take is told after the first" in capsys.readouterr().out
 
 
-def test_interrupted_it_keeps_what_is_finished(asked, monkeypatch, capsys):
-    real = configured.run
+def test_interrupted_in_a_cell_it_keeps_what_is_finished_and_goes_on_from_there(asked, monkeypatch, capsys):
+    propose, calls = NGram.propose, itertools.count()
 
-    def interrupted(plan, *rest):
-        if plan.cells[0].arm.k == 2:
+    def interrupted(self, batch, k):
+        if k == 2 and next(calls) == 5:
             raise KeyboardInterrupt
-        return real(plan, *rest)
+        return propose(self, batch, k)
 
-    monkeypatch.setattr(configured, "run", interrupted)
-    assert __main__.main([*asked, "drafter=ngram", "k=1,2,3"]) == 1
+    asked = [*asked, "drafter=ngram", "k=1,2,3"]
+    with monkeypatch.context() as patch:
+        patch.setattr(NGram, "propose", interrupted)
+        assert __main__.main(asked) == 1
+    assert next(calls) == 6
     assert "interrupted; finished cells are kept" in capsys.readouterr().err
     assert ran() == [("ngram", 1)]
+    assert __main__.main(asked) == 0
+    assert "3 cells in 3 runs, 1 of them finished already" in capsys.readouterr().out
+    assert ran() == [("ngram", 1), ("ngram", 2), ("ngram", 3)]
+
+
+def test_a_full_disk_stops_nothing_that_is_finished_and_is_gone_on_from(asked, monkeypatch, capsys):
+    to_parquet, written = pd.DataFrame.to_parquet, []
+
+    def full_after_the_first_record(self, path, **how):
+        written.append(Path(path).name)
+        if written.count(record.STEPS) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return to_parquet(self, path, **how)
+
+    asked = [*asked, "drafter=ngram", "k=1,2,3"]
+    with monkeypatch.context() as patch:
+        patch.setattr(pd.DataFrame, "to_parquet", full_after_the_first_record)
+        assert __main__.main(asked) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert ran() == [("ngram", 1)]
+    assert len(list(Path("results").glob("*/*"))) == len(list(Path("results").glob("*/run.json"))) * 4  # nothing half
+    assert __main__.main(asked) == 0
+    assert ran() == [("ngram", 1), ("ngram", 2), ("ngram", 3)]
 
 
 # killed

@@ -9,10 +9,11 @@ from specbench.plots.free_lunch import verify_cost
 from specbench.plots.gallery import draw
 from specbench.plots.predicted import predicted_against_measured
 from specbench.plots.round_time import round_time
-from specbench.plots.scaling import scaling
+from specbench.plots.scaling import Learned, scaling
 from specbench.plots.speedup import speedup_by_drafter
 
 __all__ = [
+    "Learned",
     "acceptance_by_position",
     "accepted_lengths",
     "by_batch_size",
