@@ -19,9 +19,10 @@ from drafters.ngram import NGram
 from drafters.scripted import Scripted
 from drafters.small_lm import SmallLM
 from drafters.suffix import Suffix
-from specbench import __main__, configured, decoding, losslessness, provenance, record
+from specbench import __main__, configured, decoding, law, losslessness, provenance, record
 from specbench.comparison import Arm, Settings
 from specbench.errors import RunError
+from specbench.load import MachineLoad
 from specbench.losslessness import Divergence
 from specbench.prompts import Conversation, PromptSet
 from specbench.runner import Cell, Plan, run
@@ -125,7 +126,7 @@ def records(results):
     return [record.read(folder) for folder in record.find([results])]
 
 
-def measure(results, *drafters, sampling=None, profiled=0):
+def measure(results, *drafters, sampling=None, profiled=0, engines=None):
     """The records of ``drafters`` at k=3 on a tiny model."""
     lm = tiny("llama")
     cells = []
@@ -133,8 +134,26 @@ def measure(results, *drafters, sampling=None, profiled=0):
         drafter.bind(lm)
         cells.append(Cell(Arm(f"{number}-{type(drafter).__name__}", drafter, 3), {"drafter": {"number": number}}))
     settings = Settings(1, sampling or Sampling(), 0, StopRule(8))
-    plan = Plan(lm, PromptSet("two", CONVERSATIONS), settings, cells, results, profiled=profiled)
+    plan = Plan(lm, PromptSet("two", CONVERSATIONS), settings, cells, results, profiled=profiled, engines=engines)
     return run(plan, baseline(lm), lambda arms, turns: nullcontext(lambda arm, step: None))
+
+
+# what is to be doubted
+
+
+def test_doubts_about_machine_prompts_and_baseline_are_in_the_record(results, monkeypatch):
+    """Each from where it is seen to run.json; what raises it is tested in test_guards."""
+    cpu = provenance.machine()["cpu"]
+    seconds = {"specbench float32": [2.0], "another float32": [1.0]}
+    engines = {"provenance": {"machine": {"cpu": cpu}}, "compared": {"plain decoding": {"seconds": seconds}}}
+    clocks = iter(({"cpu_mhz": 3000.0}, {"cpu_mhz": 1000.0}))
+    monkeypatch.setattr(provenance, "clocks", lambda: next(clocks))
+    monkeypatch.setattr(MachineLoad, "warning", lambda self: "other work took half of the processor")
+    monkeypatch.setattr(law, "surprise", lambda target, prompts: 99.0)
+    monkeypatch.setattr(NGram, "learned_from", lambda self: ["one two one"])
+    (found,) = measure(results, NGram(), engines=engines)
+    raised = {flag["flag"] for flag in record.read(results / found["id"])["flags"]}
+    assert raised >= {"busy-machine", "throttled", "slow-baseline", "synthetic-prompts", "seen-in-training"}
 
 
 # the model of the speedup

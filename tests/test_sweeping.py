@@ -111,6 +111,15 @@ def test_at_the_end_stands_one_table_for_each_setting(asked, capsys):
     assert sorted(re.findall(r"^ *(ngram|suffix) +(\d)", sampled, re.MULTILINE)) == GRID
 
 
+def test_data_sets_can_be_swept_over_with_spec_bench_among_them(asked, tmp_path, monkeypatch):
+    question = {"question_id": 81, "category": "writing", "turns": ["One two one two.", "And three?"]}
+    (tmp_path / "question.jsonl").write_text(json.dumps(question) + "\n")
+    monkeypatch.setenv("SPEC_BENCH", str(tmp_path / "question.jsonl"))
+    shared = [word for word in asked if "dataset" not in word]
+    assert __main__.main([*shared, "drafter=ngram", "dataset=builtin,spec_bench", "dataset.limit=1", "k=2"]) == 0
+    assert {run["dataset"]["name"] for run in results.runs([Path("results")])} == {"builtin", "spec_bench"}
+
+
 def test_cells_that_cannot_be_are_left_out_with_a_line(outside, asked, capsys):
     drafters = "drafter=none,at_most_two,at_most_three"
     assert __main__.main([*asked[:1], *outside, *asked[1:], drafters, "k=2,3,4"]) == 0
