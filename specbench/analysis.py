@@ -39,8 +39,10 @@ def model(rounds: pd.DataFrame, computed: Mapping[str, Any], k: int) -> dict[str
     }
     known = all(value is not None for value in measured.values())
     limits = None
-    if k and (relative := metrics.mean_interval(profiling.relative_rounds(ours, plain, k))) is not None:
-        limits = [here.tokens_per_pass / seconds for seconds in reversed(relative)]
+    if k:
+        relative = profiling.relative_rounds(ours, plain, k)
+        ends = metrics.mean_interval(relative)
+        limits = ends and [here.speedup * relative.mean() / seconds for seconds in reversed(ends)]
     return {
         "shares": profiling.shares(ours, k),
         "plain_seconds": costs.plain,

@@ -156,7 +156,7 @@ def run_cells(cfg: DictConfig, choices: Mapping[str, Any], lenient: bool = False
         profiled=cfg.profile,
         engines=engines,
         study=study,
-        choices={group: str(choice) for group, choice in choices.items() if "/" not in group},
+        choices={group: str(choice) for group, choice in choices.items() if choice is not None and "/" not in group},
     )
     records = run(plan, Arm("baseline", NoDrafter(), 0), partial(progress.show, cli.err), tracker)
     return Done(records, asked.left_out)

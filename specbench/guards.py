@@ -122,11 +122,14 @@ def of_engine(engine: str | None, device: str) -> Iterator[Flag]:
         )
 
 
-def of_peers(benchmark: Mapping[str, Any], weights: str, cpu: str) -> Iterator[Flag]:
-    """The same, by what scripts/bench_engine.py found of other engines; of another processor it says nothing.
+def of_peers(benchmark: Mapping[str, Any], weights: str, machine: Mapping[str, Any]) -> Iterator[Flag]:
+    """The same, by what scripts/bench_engine.py found of other engines; of another processor, or other threads, it says
+    nothing.
 
-    weights: what they are stored in, as the benchmark names it (bfloat16, int8); cpu: this machine's."""
-    if benchmark["provenance"]["machine"]["cpu"] != cpu:
+    weights: what they are stored in, as the benchmark names it (bfloat16, int8); machine: this one, as records have it.
+    """
+    measured = benchmark["provenance"]["machine"]
+    if any(measured.get(fact) != machine.get(fact) for fact in ("cpu", "threads")):
         return
     ratios: dict[str, float] = {}
     for group, found in benchmark["compared"].items():

@@ -10,10 +10,10 @@ under p, and their sums over places, less their means, are a martingale:
     acceptance    1 if the draft was kept   has mean sum_v min(p, q): Leviathan et al. 2023, theorem 3.5
     integral      P(p(X) > p(x)) + u P(p(X) = p(x)), u uniform, is uniform (Rosenblatt 1952)
 
-Each is tested at its share of the level (Bonferroni). Tails of the sums are those of a law with their skewness
-(Pearson's third type, of which the normal is the limit): where drafts are hardly ever refused, one that is refused
-proves nothing. In float32 a token that p rules out settles the matter alone; in half precision rounding may carry one
-across the edge of a truncated law, and it counts as the least likely that is in.
+Each is tested at its share of the level (Bonferroni). A tail of a sum is the heavier of the normal law's and of that
+with its skewness (Pearson's third type, of which the normal is the limit): where drafts are hardly ever refused, one
+that is refused proves nothing, nor that none is. In float32 a token that p rules out settles the matter alone; in half
+precision rounding may carry one across the edge of a truncated law, and it counts as the least likely that is in.
 """
 
 import math
@@ -36,6 +36,7 @@ from specbench.verification import Draft, Verdict
 LEVEL = 0.001  # chance of blaming an honest method
 POWER = 0.95  # chance of noticing an error of the size that is stated
 FEWEST = 100  # places below which nothing is said
+SURE = 1e-10  # variance of a place, on average, below which all is as good as certain, and rounding is all there is
 AT_ONCE = 64  # tokens whose logits are held at a time
 
 
@@ -52,7 +53,7 @@ class Score:
         """One place."""
         self.excess += value - mean
         self.variance += max(variance, 0.0)
-        self.third += third
+        self.third += third if variance > 0 else 0.0
         self.places += 1
 
     @property
@@ -63,10 +64,11 @@ class Score:
     @property
     def p_value(self) -> float:
         """Of a deviation as large, both ways."""
-        if self.variance <= 0:
+        if self.variance <= SURE * self.places:
             return 1.0
         skew = self.third / self.variance**1.5
-        below, above = stats.pearson3.cdf(self.z, skew), stats.pearson3.sf(self.z, skew)
+        below = max(stats.norm.cdf(self.z), stats.pearson3.cdf(self.z, skew))
+        above = max(stats.norm.sf(self.z), stats.pearson3.sf(self.z, skew))
         return float(min(1.0, 2 * min(below, above)))
 
 
@@ -205,12 +207,18 @@ def _weigh(
     logits = rescore(target, text, len(request.tokens))
     for found in rounds:
         for i, token in enumerate(found.tokens):
-            law = sampling.law(next(logits)[None], seen)[0].double()
-            drafted_from = found.laws[i].double() if found.laws is not None and i < len(found.laws) else None
+            law = _sums_to_1(sampling.law(next(logits)[None], seen)[0])
+            drafted_from = _sums_to_1(found.laws[i]) if found.laws is not None and i < len(found.laws) else None
             kept = i < found.accepted
             _judge(law, token, drafted_from, kept, float(chance.random()), evidence, target.dtype == torch.float32)
             if seen is not None:
                 seen[0, token] = True
+
+
+def _sums_to_1(law: Tensor) -> Tensor:
+    """A law [V] without the rounding of the precision it was computed in."""
+    exact = law.double()
+    return exact / exact.sum()
 
 
 @torch.inference_mode()
@@ -218,7 +226,7 @@ def rescore(target: CausalLM, text: Tensor, prompt: int) -> Iterator[Tensor]:
     """The target's logits [V] at each place of a reply, which follows the first ``prompt`` tokens of ``text``."""
     cache = target.new_cache(1, len(text))
     yield target.prefill(text[:prompt], cache, 0).logits[0, -1]
-    for chunk in text[prompt:-1].split(AT_ONCE):
+    for chunk in text[prompt:-1].split(AT_ONCE) if len(text) - prompt > 1 else ():
         yield from target.forward(chunk[None], cache, row=0).logits[0]
         cache.advance(torch.tensor(len(chunk)), row=0)
 

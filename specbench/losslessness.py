@@ -41,6 +41,14 @@ class Divergence:
         return "near-tie" if self.margin <= self.tolerance else "mismatch"
 
 
+def parting(baseline: Sequence[int], reply: Sequence[int]) -> int | None:
+    """The first place at which two replies differ, or one has ended; None if they are equal."""
+    if list(baseline) == list(reply):
+        return None
+    shared = min(len(baseline), len(reply))
+    return next((i for i in range(shared) if baseline[i] != reply[i]), shared)
+
+
 def divergence(
     target: CausalLM,
     uid: str,
@@ -57,11 +65,10 @@ def divergence(
     before it. A reply that is a mere beginning of the other is a mismatch of infinite margin: both arms stop by the
     same rule.
     """
-    if list(baseline) == list(reply):
+    position = parting(baseline, reply)
+    if position is None:
         return None
-    shared = min(len(baseline), len(reply))
-    position = next((i for i in range(shared) if baseline[i] != reply[i]), shared)
-    if position == shared:
+    if position == min(len(baseline), len(reply)):
         return Divergence(position, math.inf, 0.0)
     text = torch.tensor([*prompt, *reply], device=target.device)
     places = torch.arange(len(prompt), len(text), device=target.device)
@@ -75,7 +82,7 @@ def divergence(
         if i >= position:
             scores = sampling.scores(logits[None], seen)[0]
             both = (reply[i], baseline[i]) if i == position else (reply[i],)
-            found = Divergence(i, *_margin(scores, both, None if sampling.greedy else noise[i], target.dtype))
+            found = Divergence(i, *_margin(scores, both, None if sampling.greedy else noise[i], target.dtype, sampling))
             first = first or found
             if found.verdict == "mismatch":
                 return found
@@ -84,20 +91,25 @@ def divergence(
     return first
 
 
-def _margin(scores: Tensor, tokens: Sequence[int], noise: float | None, dtype: torch.dtype) -> tuple[float, float]:
+def _margin(
+    scores: Tensor, tokens: Sequence[int], noise: float | None, dtype: torch.dtype, sampling: Sampling
+) -> tuple[float, float]:
     """Of a place with these ``scores`` [V]: by how much the target prefers its own choice to the least likely of the
     ``tokens`` (sampling: to the first of them), and up to where that is a near-tie."""
     if noise is not None:
-        return _distance(scores, tokens[0], noise), PROBABILITY_TIE[dtype]
+        # where a law is sharpened, a rounding of a logit moves more of it
+        tolerance = PROBABILITY_TIE[dtype] / min(1.0, sampling.temperature)
+        return _distance(scores, tokens[0], noise, exact=dtype == torch.float32), tolerance
     top = scores.max().item()
     return top - scores[list(tokens)].min().item(), ROUNDINGS[dtype] * torch.finfo(dtype).eps * abs(top)
 
 
-def _distance(scores: Tensor, token: int, noise: float) -> float:
-    """How far ``noise`` is, in probability, from the interval of the CDF that stands for ``token``; infinite for a
-    token that the law rules out."""
+def _distance(scores: Tensor, token: int, noise: float, exact: bool) -> float:
+    """How far ``noise`` is, in probability, from the interval of the CDF that stands for ``token``. For a token that
+    the law rules out it is infinite if the law is ``exact``; else rounding may have carried the token across the edge
+    of a truncated law, and its interval is a point."""
     law = scores.softmax(dim=-1).double()
-    if law[token] == 0:
+    if law[token] == 0 and exact:
         return math.inf
     high = law.cumsum(0)[token].item()
     return max(high - law[token].item() - noise, noise - high, 0.0)

@@ -47,7 +47,7 @@ DEFINITIONS = {
     "rounds": "verify passes over a batch",
     "committed_tokens": "tokens committed by verify passes",
     "model.predicted_speedup": "speedup by the measured acceptance and the costs of a profiling pass: "
-    "tokens_per_pass * plain round / (draft + verify + rest)",
+    "(1 + accepted drafts per pass) * plain round / (draft + verify + rest)",
     "model.predicted_speedup_ci95": "95 % interval of it over the profile's slices, acceptance being given: what the "
     "profile can tell of the costs; none below 8 slices",
     "model.bound": "the same were every draft accepted",

@@ -150,7 +150,8 @@ def explain(
         if abs(factor - 1) > BELIEVABLE / 2
     ]
     known = ""
-    if limits is not None and limits[0] <= measured["speedup"] <= limits[1]:
+    of_time = abs(factors["tokens per pass"] - 1) <= BELIEVABLE / 2
+    if of_time and limits is not None and limits[0] <= measured["speedup"] <= limits[1]:
         known = f", within what the profile can tell ({limits[0]:.2f}–{limits[1]:.2f})"
     causes = "; ".join(told or ["many small differences add up"])
     return f"the measured speedup is {difference:+.0%} off the predicted one{known}: {causes}"

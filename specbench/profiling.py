@@ -56,10 +56,12 @@ def profile(
 def _shorter(k: int, number: int, batches: int) -> list[int]:
     """The draft lengths below ``k`` whose turn it is in batch ``number`` of so many.
 
-    >>> [_shorter(4, number, 10) for number in range(4)], [_shorter(4, number, 4) for number in range(4)]
-    ([[1], [2], [3], [1]], [[1, 2, 3], [2, 3], [3, 1], [1, 2]])
+    >>> [_shorter(4, number, 9) for number in range(3)], [_shorter(4, number, 4) for number in range(4)]
+    ([[1], [2], [3]], [[1, 3], [1, 2], [1, 2, 3], [2, 3]])
     """
-    return [1 + turn % (k - 1) for turn in range(number, max(batches, TURNS * (k - 1)), batches)]
+    turns = min(batches, max(TURNS, batches // (k - 1)))  # of each length, in as many batches
+    stride = batches // turns
+    return [n for n in range(1, k) if number in {(n - 1 + turn * stride) % batches for turn in range(turns)}]
 
 
 def _rounds(
@@ -100,7 +102,8 @@ def costs(rounds: pd.DataFrame, plain: pd.DataFrame, k: int) -> Costs:
 
 
 def relative_rounds(rounds: pd.DataFrame, plain: pd.DataFrame, k: int) -> "pd.Series[float]":
-    """Of each slice, the mean time of a round of ``k`` drafts over that of a plain one."""
+    """Of each slice, the mean time of a round of ``k`` drafts over that of a plain one: how much it varies says how
+    well the profile knows the one by the other."""
     ours, theirs = (
         table[list(PARTS)].sum(axis=1).groupby(table["slice"]).mean() for table in (rounds[rounds["k"] == k], plain)
     )

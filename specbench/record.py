@@ -69,6 +69,11 @@ def discard_failed(results_dir: Path, id_: str) -> None:
             shutil.rmtree(results_dir / id_)
 
 
+def rewrite(folder: Path, run: Mapping[str, Any]) -> None:
+    """Replace the ``run.json`` of a record, whose tables stay as they are. Raises RunError as ``write_file`` does."""
+    write_file(folder / RUN, json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False))
+
+
 def find(paths: list[Path]) -> list[Path]:
     """Record folders among ``paths``: each is one, or holds some at any depth. Halves of records, which lack their
     ``run.json``, are among them, so that whoever reads them can say so. Raises ConfigError if there are none."""

@@ -1,6 +1,7 @@
 """From a question to its record: skip what is finished, run what is not, judge, compute, store."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -201,7 +202,7 @@ def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: SecondLook) -> list
     found += guards.of_engine((cell.config.get("target") or {}).get("engine"), device)
     if plan.engines is not None and device == "cpu":
         weights = plan.target.quant or str(plan.target.dtype).removeprefix("torch.")
-        found += guards.of_peers(plan.engines, weights, provenance.machine()["cpu"])
+        found += guards.of_peers(plan.engines, weights, provenance.machine())
     return found + list(guards.of_prompts(again.surprise, plan.target.vocab_size, again.seen.get(cell.arm, ())))
 
 
@@ -256,6 +257,9 @@ def _joules_per_token(arm: Arm) -> float | None:
 
 def _divergence(plan: Plan, baseline: Arm, arm: Arm, uid: str, prompt: Sequence[int]) -> losslessness.Divergence | None:
     settings = plan.settings
+    if arm.sampled:  # by the law of all; where the replies part is no one's fault
+        place = losslessness.parting(baseline.replies[uid], arm.replies[uid])
+        return None if place is None else losslessness.Divergence(place, math.nan, math.nan)
     return losslessness.divergence(
         plan.target, uid, prompt, baseline.replies[uid], arm.replies[uid], settings.sampling, settings.seed
     )

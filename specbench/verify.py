@@ -1,6 +1,7 @@
 """Does a record say what its raw steps say? ``python -m specbench.verify RUN…`` computes every metric anew.
 
-Exit code 0 if all agree, 1 if a record was tampered with, damaged, or made by code that counted otherwise.
+Exit code 0 if all agree, 1 if a record was tampered with, damaged, or made by code that counted otherwise. Of the last,
+``--update`` writes what this code finds into the record, and who found it.
 What would need the target or the machine again is taken as it was measured: margins of replies that differ, p-values of
 the test of their law, memory and energy. That verdicts and flags follow from these is checked.
 """
@@ -9,12 +10,13 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from specbench import cli, guards, law, losslessness, record
+from specbench import cli, guards, law, losslessness, metrics, provenance, record
 from specbench.analysis import analyse
 from specbench.errors import ConfigError, RunError
 
@@ -44,6 +46,29 @@ def differences(folder: Path) -> list[str]:
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"the tables of {folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def update(folder: Path) -> None:
+    """Let a finished record say what this code finds in its tables: metrics, model, flags of what was measured, and
+    definitions. Its provenance gets ``recomputed``: by what code, and when. Raises as ``differences`` does, and
+    RunError if the tables contradict each other, as then no code is right."""
+    run = record.read(folder)
+    try:
+        steps, prompts = pd.read_parquet(folder / record.STEPS), pd.read_parquet(folder / record.PROMPTS)
+        rounds = pd.read_parquet(folder / record.ROUNDS) if (folder / record.ROUNDS).exists() else None
+        wrong = [*_texts(steps, prompts), *_equalities(prompts)]
+        found = analyse(steps, prompts, rounds, run["drafter"]["k"])
+        new = {**run, **found, "metrics": {**run["metrics"], **(found["metrics"] or {})}}
+        kept = [flag for flag in run["flags"] if flag["flag"] not in guards.MEASURED]
+        new["flags"] = [*kept, *(asdict(flag) for flag in guards.of_results(new, prompts))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"the tables of {folder} cannot be read: {type(error).__name__}: {error}") from error
+    if wrong:
+        raise RunError(f"{folder} is left as it is: {wrong[0]}")
+    by = {name: known for name, known in provenance.collect().items() if name in ("specbench", "code_sha256", "git")}
+    new["conventions"] = metrics.DEFINITIONS
+    new["provenance"] = {**run["provenance"], "recomputed": {**by, "at": provenance.now()}}
+    record.rewrite(folder, new)
 
 
 def _differing(name: str, told: Any, found: Any) -> Iterator[str]:
@@ -110,14 +135,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Verify the records that are named, or those of a folder."""
     parser = argparse.ArgumentParser(prog="python -m specbench.verify", description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, help="record folders, or folders that hold some")
+    parser.add_argument("--update", action="store_true", help="write what differs into records of earlier code")
+    asked = parser.parse_args(arguments)
     try:
-        folders = record.find(parser.parse_args(arguments).runs)
+        folders = record.find(asked.runs)
     except ConfigError as error:
         return cli.fail(str(error), cli.BAD_CONFIG)
     codes = []
     for folder in folders:
         try:
             wrong = differences(folder)
+            if wrong and asked.update:
+                update(folder)
+                cli.out.print(f"{folder} is updated", highlight=False, soft_wrap=True)
+                wrong = differences(folder)
         except ConfigError as error:
             codes.append(cli.fail(str(error), cli.BAD_CONFIG))
             continue

@@ -136,7 +136,7 @@ def test_flags_that_a_record_is_asked_for_again_are_those_of_its_results():
     assert set(raised) == set(guards.MEASURED)
 
 
-MACHINE = {"cpu": "Fast 9000"}
+MACHINE = {"cpu": "Fast 9000", "threads": 2}
 
 
 def benchmark(**seconds):
@@ -151,7 +151,7 @@ def benchmark(**seconds):
 def test_a_baseline_that_another_engine_beats_is_flagged(peer, raised):
     """By the median over alternations, and by no more than a twentieth."""
     found = benchmark(specbench_bfloat16=[2.0, 2.0, 3.0], other_bfloat16=peer)
-    flags = list(guards.of_peers(found, "bfloat16", "Fast 9000"))
+    flags = list(guards.of_peers(found, "bfloat16", MACHINE))
     assert [flag.flag for flag in flags] == ["slow-baseline"] * raised
     if raised:
         assert "has 0.90 times the speed of other bfloat16" in flags[0].message
@@ -159,16 +159,17 @@ def test_a_baseline_that_another_engine_beats_is_flagged(peer, raised):
 
 def test_of_several_engines_the_fastest_counts():
     found = benchmark(specbench_bfloat16=[2.0], slow_bfloat16=[4.0], fast_bfloat16=[1.0], quick_bfloat16=[1.5])
-    (flag,) = guards.of_peers(found, "bfloat16", "Fast 9000")
+    (flag,) = guards.of_peers(found, "bfloat16", MACHINE)
     assert "0.50 times the speed of fast bfloat16" in flag.message
 
 
 def test_engines_of_other_weights_and_other_machines_say_nothing():
     found = benchmark(specbench_bfloat16=[2.0], other_float32=[1.0], other_4_bit=[1.0])
-    assert not list(guards.of_peers(found, "bfloat16", "Fast 9000"))
+    assert not list(guards.of_peers(found, "bfloat16", MACHINE))
     found = benchmark(specbench_bfloat16=[2.0], other_bfloat16=[1.0])
-    assert not list(guards.of_peers(found, "bfloat16", "Slow 1"))
-    assert not list(guards.of_peers(found, "int8", "Fast 9000"))
+    assert not list(guards.of_peers(found, "bfloat16", {**MACHINE, "cpu": "Slow 1"}))
+    assert not list(guards.of_peers(found, "bfloat16", {**MACHINE, "threads": 32}))
+    assert not list(guards.of_peers(found, "int8", MACHINE))
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,20 @@ def test_a_draft_that_is_hardly_ever_refused_may_be_refused_once():
     assert score.p_value > 10 * law.LEVEL
 
 
+@pytest.mark.parametrize("refused", [1e-3, 1e-5, 1e-7, 1e-9, 1e-11])
+def test_that_no_draft_was_refused_proves_nothing_where_hardly_any_would_be(refused):
+    score = Score()
+    for _ in range(200):
+        score.add(1.0, 1 - refused, refused * (1 - refused), refused * (1 - refused) * (2 * refused - 1))
+    assert score.p_value > 0.1
+
+
+def test_laws_that_do_not_quite_sum_to_1_are_brought_to_it():
+    """As those of float32 do not, whose excess over thousands of places would look like a bias."""
+    rounded = torch.tensor([0.25, 0.75000006], dtype=torch.float32)
+    assert law._sums_to_1(rounded).sum().item() == pytest.approx(1.0, abs=1e-15)
+
+
 def test_power_is_that_of_the_stated_level():
     evidence = Evidence()
     for _ in range(400):
@@ -161,6 +175,11 @@ def test_a_place_by_hand():
     assert evidence.overlap.variance == pytest.approx(0.5 * 0.4**2 + 0.3 + 0.2 * 0.5**2 - 0.6**2)
     assert evidence.acceptance.excess == pytest.approx(1 - 0.6)
     assert evidence.acceptance.variance == pytest.approx(0.6 * 0.4)
+    assert evidence.surprisal.third == pytest.approx(sum(x * (np.log(x) - mean) ** 3 for x in p[:3]))
+    assert evidence.overlap.third == pytest.approx(
+        0.5 * (0.4 - 0.6) ** 3 + 0.3 * (1 - 0.6) ** 3 + 0.2 * (0.5 - 0.6) ** 3
+    )
+    assert evidence.acceptance.third == pytest.approx(0.6 * (1 - 0.6) ** 3 + 0.4 * (0 - 0.6) ** 3)
     assert evidence.bonus.places == 0
     assert judged(p, 1, None, False).bonus.places == 1
 

@@ -10,7 +10,7 @@ from specbench.drafting import Request
 from specbench.law import Evidence
 from specbench.losslessness import Divergence, divergence, summarise
 from specbench.model import Output
-from specbench.sampling import Sampling
+from specbench.sampling import Noise, Sampling
 from specbench.targets import load_tiny
 
 GREEDY, T1 = Sampling(), Sampling(temperature=1.0)
@@ -142,6 +142,40 @@ def test_a_token_ruled_out_is_no_tie(llama):
     for wrong in range(0, llama.vocab_size, 20):
         if wrong != best:
             assert divergence(llama, "p", prompt, [best], [wrong], sampling, 0).margin == math.inf
+
+
+def test_in_half_precision_rounding_may_carry_a_token_across_the_edge_of_a_truncated_law(monkeypatch):
+    """The method saw 0.06 of probability for a token that the target, asked alone, just drops."""
+    lm = load_tiny("llama", dtype="bfloat16")
+    prompt = prompts(lm, 1)[0]
+    noise = Noise(0, ["p"], len(prompt) + 1).at(torch.tensor([[len(prompt)]]), "target").item()
+    law = torch.zeros(lm.vocab_size, dtype=torch.double)
+    law[[10, 20, 30]] = torch.tensor([noise, 0.0, 1 - noise], dtype=torch.double)  # the edge is at token 20
+    monkeypatch.setattr(losslessness, "rescore", lambda target, text, start: (law.log() for _ in text[start:]))
+    nucleus = Sampling(1.0, top_p=0.9999)
+    assert divergence(lm, "p", prompt, [10], [20], nucleus, 0).verdict == "near-tie"
+    assert divergence(lm, "p", prompt, [10], [lm.vocab_size - 1], nucleus, 0).margin == pytest.approx(1 - noise)
+
+
+def test_a_sharpened_law_is_judged_by_a_wider_tolerance():
+    """A rounding of a logit moves twice as much of it at half the temperature."""
+    lm = load_tiny("llama", dtype="bfloat16")
+    prompt = prompts(lm, 1)[0]
+    tolerances = [divergence(lm, "p", prompt, [1], [2], Sampling(t), 0).tolerance for t in (2.0, 1.0, 0.5)]
+    assert tolerances == pytest.approx([0.15, 0.15, 0.3])
+
+
+def test_a_reply_of_one_token_is_judged(monkeypatch):
+    lm = load_tiny("llama", dtype="bfloat16")
+    prompt = prompts(lm, 1)[0]
+    best = lm.forward(torch.tensor([prompt]), lm.new_cache(1, 64), last_only=True).logits[0, -1].argmax().item()
+    widths = []
+    forward = lm.forward
+    monkeypatch.setattr(
+        lm, "forward", lambda tokens, *a, **h: widths.append(tokens.shape[-1]) or forward(tokens, *a, **h)
+    )
+    assert divergence(lm, "p", prompt, [(best + 1) % lm.vocab_size, 1], [best], GREEDY, 0).position == 0
+    assert 0 not in widths
 
 
 def test_sampled_drafts_are_judged_by_the_evidence_of_their_law():

@@ -143,9 +143,8 @@ def measure(results, *drafters, sampling=None, profiled=0, engines=None):
 
 def test_doubts_about_machine_prompts_and_baseline_are_in_the_record(results, monkeypatch):
     """Each from where it is seen to run.json; what raises it is tested in test_guards."""
-    cpu = provenance.machine()["cpu"]
     seconds = {"specbench float32": [2.0], "another float32": [1.0]}
-    engines = {"provenance": {"machine": {"cpu": cpu}}, "compared": {"plain decoding": {"seconds": seconds}}}
+    engines = {"provenance": {"machine": provenance.machine()}, "compared": {"plain decoding": {"seconds": seconds}}}
     clocks = iter(({"cpu_mhz": 3000.0}, {"cpu_mhz": 1000.0}))
     monkeypatch.setattr(provenance, "clocks", lambda: next(clocks))
     monkeypatch.setattr(MachineLoad, "warning", lambda self: "other work took half of the processor")

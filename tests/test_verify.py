@@ -6,15 +6,17 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import baseline, tiny
+from scipy import stats
 
 from drafters.ngram import NGram
 from drafters.oracle import Oracle
 from drafters.small_lm import SmallLM
+from specbench import analysis, guards, metrics, profiling, provenance, record, verify
 from specbench import compare as compare_module
-from specbench import profiling, record, verify
 from specbench.comparison import Arm, Settings
 from specbench.prompts import Conversation, PromptSet
 from specbench.runner import Cell, Plan, run
@@ -137,6 +139,40 @@ def test_a_prompt_that_is_said_to_be_equal_and_is_not_is_named(copy, capsys):
     assert f"prompt {prompts.at[2, 'uid']} is said to be near-tie, and by its replies it is equal" in said(capsys)
 
 
+def test_a_record_of_code_that_counted_otherwise_is_updated(copy, capsys):
+    good = record.read(copy)
+
+    def older(run_json):
+        run_json["metrics"]["speedup_ci95"] = [0.1, 0.2]
+        run_json["model"]["bound"] = 99.0
+        run_json["conventions"] = {}
+        run_json["flags"] = [{"flag": "busy-machine", "message": "then"}, {"flag": "few-prompts", "message": "no more"}]
+
+    rewrite(copy, older)
+    assert verify.main([str(copy), "--update"]) == 0
+    assert f"{copy} is updated" in capsys.readouterr().out
+    now = record.read(copy)
+    for part in ("metrics", "model", "by_category", "conventions"):
+        assert now[part] == good[part]
+    assert [flag["flag"] for flag in now["flags"]] == [
+        "busy-machine",
+        *(flag["flag"] for flag in good["flags"] if flag["flag"] in guards.MEASURED),
+    ]
+    assert now["provenance"]["recomputed"]["code_sha256"] == provenance.code_sha256()
+    assert {**now["provenance"], "recomputed": None} == {**good["provenance"], "recomputed": None}
+    assert verify.main([str(copy)]) == 0
+
+
+def test_a_record_whose_tables_contradict_each_other_is_not_updated(copy, capsys):
+    prompts = pd.read_parquet(copy / record.PROMPTS)
+    prompts.at[2, "tokens"] = [*prompts.at[2, "tokens"][:-1], 0]
+    prompts.to_parquet(copy / record.PROMPTS)
+    before = (copy / record.RUN).read_bytes()
+    assert verify.main([str(copy), "--update"]) == 1
+    assert "is left as it is: the method's reply to" in said(capsys)
+    assert (copy / record.RUN).read_bytes() == before
+
+
 def test_a_record_that_lacks_a_part_is_named(copy, capsys):
     rewrite(copy, lambda r: r.pop("by_category"))
     assert verify.main([str(copy)]) == 1
@@ -242,7 +278,42 @@ def test_every_draft_length_is_timed_in_slices_that_all_share(home):
     rounds = pd.read_parquet(home / "greedy" / "ngram" / record.ROUNDS)
     assert rounds.groupby("arm")["slice"].nunique().to_dict() == {"baseline": 4, "method": 4}
     ours = rounds[rounds["arm"] == "method"].groupby("slice")["k"].agg(set).to_dict()
-    assert ours == {0: {3}, 1: {1}, 2: {3}, 3: {2}}
+    assert ours == {0: {3}, 1: {1, 2}, 2: {3}, 3: {1, 2}}
+
+
+@pytest.mark.parametrize("k", range(2, 10))
+@pytest.mark.parametrize("batches", range(1, 13))
+def test_every_shorter_draft_length_has_its_slices(k, batches):
+    turns = [profiling._shorter(k, number, batches) for number in range(batches)]
+    for n in range(1, k):
+        assert sum(n in lengths for lengths in turns) >= min(batches, profiling.TURNS)
+    assert {n for lengths in turns for n in lengths} == set(range(1, k))
+
+
+def test_a_prediction_says_how_well_its_profile_knows_the_costs():
+    """Of 8 slices, in which a round took between 1.2 and 1.8 times a plain one's time."""
+
+    def rounds(k, seconds):
+        parts = {"draft": 0.0, "accept": 0.0, "bookkeeping": 0.0}
+        return pd.DataFrame(
+            [{"slice": i, "k": k, "verify": s, **parts} for i, s in enumerate(seconds) for _ in range(5)]
+        )
+
+    ratios = np.array([1.2, 1.8, 1.3, 1.7, 1.4, 1.6, 1.5, 1.5])
+    pace = np.array([1, 2, 1, 2, 1, 1, 3, 1])  # of the machine, which says nothing of the method
+    relative = profiling.relative_rounds(rounds(2, ratios * pace), rounds(0, pace), 2)
+    assert relative.tolist() == pytest.approx(ratios.tolist())
+    error = ratios.std(ddof=1) / 8**0.5
+    low, high = metrics.mean_interval(relative)
+    assert low == pytest.approx(1.5 - stats.t.ppf(0.975, 7) * error, abs=0.2 * error)
+    assert high == pytest.approx(1.5 + stats.t.ppf(0.975, 7) * error, abs=0.2 * error)
+    table = pd.concat(
+        [rounds(0, pace).assign(arm="baseline"), rounds(2, ratios * pace).assign(arm="method")], ignore_index=True
+    )
+    names = ("speedup", "tokens_per_pass", "round_seconds", "baseline_round_seconds")
+    found = analysis.model(table, {"accepted_length_histogram": [1, 0, 1], **dict.fromkeys(names)}, 2)
+    assert found["predicted_speedup"] == pytest.approx(2 / 1.5)
+    assert found["predicted_speedup_ci95"] == pytest.approx([2 / high, 2 / low])
 
 
 def test_costs_are_those_of_a_machine_at_its_mean_speed():

@@ -149,7 +149,7 @@ function decades(low, high) {
       if (value >= low && value <= high) found.push([value, String(Number(value.toPrecision(1)))]);
     }
   }
-  return found;
+  return found.length > 1 ? found : ticks(low, high, 4);
 }
 
 // Axes of a chart with two of them: where things are, and the nodes.
@@ -213,7 +213,7 @@ function lines(figure, records, runs, width) {
         const at = x(point[across]) + shift;
         const whisker = point.low !== null && point.low !== undefined && upright(at, y(point.low), y(point.high), colour);
         const dot = svg("circle", { cx: at, cy: y(point[up]), r: 4, fill: colour, class: "dot" });
-        const digits = figure.log[1] ? 0 : figure.zero ? 3 : 2;
+        const digits = figure.log[1] ? 1 : figure.zero ? 3 : 2;
         const said = [named(point, runs), `${figure.x}: ${whole ? point[across] : point[across].toFixed(1)}`, `${figure.y}: ${point[up].toFixed(digits)}`];
         if (point.low !== undefined) said.push(span(point, digits));
         if (point.conditional !== undefined && point.conditional !== null) said.push(`of those accepted so far: ${point.conditional.toFixed(3)}`);
