@@ -59,6 +59,7 @@ def update(folder: Path) -> None:
         wrong = [*_texts(steps, prompts), *_equalities(prompts)]
         found = analyse(steps, prompts, rounds, run["drafter"]["k"])
         new = {**run, **found, "metrics": {**run["metrics"], **(found["metrics"] or {})}}
+        ours = run["metrics"].keys()
         kept = [flag for flag in run["flags"] if flag["flag"] not in guards.MEASURED]
         new["flags"] = [*kept, *(asdict(flag) for flag in guards.of_results(new, prompts))]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -66,7 +67,10 @@ def update(folder: Path) -> None:
     if wrong:
         raise RunError(f"{folder} is left as it is: {wrong[0]}")
     by = {name: known for name, known in provenance.collect().items() if name in ("specbench", "code_sha256", "git")}
-    new["conventions"] = metrics.DEFINITIONS
+    as_measured = {
+        name: told for name, told in run["conventions"].items() if name in ours - (found["metrics"] or {}).keys()
+    }
+    new["conventions"] = {**metrics.DEFINITIONS, **as_measured}
     new["provenance"] = {**run["provenance"], "recomputed": {**by, "at": provenance.now()}}
     record.rewrite(folder, new)
 
