@@ -38,6 +38,9 @@ def model(rounds: pd.DataFrame, computed: Mapping[str, Any], k: int) -> dict[str
         "plain": computed["baseline_round_seconds"],
     }
     known = all(value is not None for value in measured.values())
+    if known:  # rows of a round, of those of one of plain decoding, which all end together more often
+        of_plain = computed["baseline_decode_tokens_per_s"] * computed["baseline_round_seconds"]
+        measured["rows"] = computed["committed_tokens"] / computed["tokens_per_pass"] / computed["rounds"] / of_plain
     limits = None
     if k:
         relative = profiling.relative_rounds(ours, plain, k)

@@ -128,7 +128,8 @@ def explain(
 ) -> str | None:
     """Where the ``measured`` speedup comes from that was not ``predicted``; None if they differ by a tenth at most.
 
-    measured: speedup, tokens_per_pass, seconds of a round and of a plain one (round, plain). limits: of an interval of
+    measured: speedup, tokens_per_pass, seconds of a round and of a plain one (round, plain), and in a batch the rows of a
+    round over those of a plain one (rows). limits: of an interval of
     the predicted speedup.
     """
     difference = measured["speedup"] / predicted.speedup - 1
@@ -138,11 +139,13 @@ def explain(
         "a plain round": measured["plain"] / costs.plain,
         "a round": measured["round"] / predicted.seconds,
         "tokens per pass": measured["tokens_per_pass"] / predicted.tokens_per_pass,
+        "rows": measured.get("rows", 1.0),
     }
     words = {
         "a plain round": "plain decoding's rounds took {} time than in the profile",
         "a round": "its rounds took {} time than in the profile",
         "tokens per pass": "tokens per pass were {} than predicted, as texts end within a round",
+        "rows": "its rounds held {} of the batch than plain decoding's, as its texts end at different times",
     }
     told = [
         words[name].format(f"{abs(factor - 1):.0%} {'more' if factor > 1 else 'less'}")
@@ -150,7 +153,7 @@ def explain(
         if abs(factor - 1) > BELIEVABLE / 2
     ]
     known = ""
-    of_time = abs(factors["tokens per pass"] - 1) <= BELIEVABLE / 2
+    of_time = all(abs(factors[name] - 1) <= BELIEVABLE / 2 for name in ("tokens per pass", "rows"))
     if of_time and limits is not None and limits[0] <= measured["speedup"] <= limits[1]:
         known = f", within what the profile can tell ({limits[0]:.2f}–{limits[1]:.2f})"
     causes = "; ".join(told or ["many small differences add up"])

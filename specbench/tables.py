@@ -209,13 +209,13 @@ def about(who: Sequence[int], runs: Sequence[Run], names: Sequence[str]) -> str:
     if len(who) == len(runs):
         return ""
     sizes = [run["config"]["batch_size"] for run in runs]
-    whole = [
-        size
-        for size in dict.fromkeys(sizes)
-        if len(set(sizes)) > 1 and all(i in who for i, other in enumerate(sizes) if other == size)
-    ]
+    whole = {}
+    for size in dict.fromkeys(sizes) if len(set(sizes)) > 1 else ():
+        spared = [runs[i]["drafter"]["k"] for i, other in enumerate(sizes) if other == size and i not in who]
+        if not any(spared):  # all, or all but plain decoding
+            whole[size] = f"all {'drafters ' if spared else ''}at batch size {size}"
     rest = [names[i] for i in who if sizes[i] not in whole]
-    return f" ({', '.join([*(f'all at batch size {size}' for size in whole), *rest])})"
+    return f" ({', '.join([*whole.values(), *rest])})"
 
 
 def interval(limits: Sequence[float] | None) -> str:

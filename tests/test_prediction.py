@@ -114,6 +114,11 @@ def test_an_explanation_names_what_differs():
     assert explain(found, FLAT, slow) == words.format("")
     assert explain(found, FLAT, slow, [1.3, 1.9]) == words.format("")
     assert explain(found, FLAT, slow, [1.2, 1.9]) == words.format(", within what the profile can tell (1.20–1.90)")
+    rows = {"speedup": 0.8 * found.speedup, "tokens_per_pass": 3.0, "round": 33.0, "plain": 20.0, "rows": 0.8}
+    assert "its rounds held 20% less of the batch than plain decoding's" in (
+        explain(found, FLAT, rows, [0.1, 9.0]) or ""
+    )
+    assert "within what" not in (explain(found, FLAT, rows, [0.1, 9.0]) or "")
     ends = {"speedup": speedup(2.4, 24.0, 33.0), "tokens_per_pass": 2.4, "round": 33.0, "plain": 24.0}
     assert explain(found, FLAT, ends) is None  # one makes up for the other
     both = {"speedup": speedup(2.4, 16.0, 33.0), "tokens_per_pass": 2.4, "round": 33.0, "plain": 16.0}

@@ -84,9 +84,17 @@ def test_speedups_of_short_drafts_are_those_of_the_reference_results():
         assert (speedup, interval) == (cell.split()[0].strip("*"), re.search(r">(.*)<", cell)[1])
 
 
-@pytest.mark.parametrize("file", ["training/table.md", "training/scaling.md", "reference/draft_length/by_k.md"])
-def test_the_tables_of_training_are_those_of_its_results(file):
+@pytest.mark.parametrize(
+    ("file", "page"),
+    [
+        ("training/table.md", "training"),
+        ("training/scaling.md", "training"),
+        ("reference/draft_length/by_k.md", "training"),
+        ("reference/law_power/table.md", "checks"),
+    ],
+)
+def test_the_tables_of_a_page_are_those_of_its_results(file, page):
     rows = [line for line in (PROJECT / "results" / file).read_text().splitlines() if line.startswith("|")]
-    page = (PROJECT / "docs/training.md").read_text(encoding="utf-8")
+    page = (PROJECT / f"docs/{page}.md").read_text(encoding="utf-8")
     assert len(rows) > 3
     assert all(row in page for row in rows)
