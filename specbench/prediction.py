@@ -128,9 +128,8 @@ def explain(
 ) -> str | None:
     """Where the ``measured`` speedup comes from that was not ``predicted``; None if they differ by a tenth at most.
 
-    measured: speedup, tokens_per_pass, seconds of a round and of a plain one (round, plain), and in a batch the rows of a
-    round over those of a plain one (rows). limits: of an interval of
-    the predicted speedup.
+    measured: speedup, tokens_per_pass, seconds of a round and of a plain one (round, plain), and in a batch the rows of
+    a round over those of a plain one (rows). limits: of an interval of the predicted speedup.
     """
     difference = measured["speedup"] / predicted.speedup - 1
     if abs(difference) <= BELIEVABLE:
