@@ -1,7 +1,7 @@
 """The tables and figures of README and docs from scratch, and whether the stored numbers hold here.
 
-    make reproduce             # an hour on 2 cores
-    make reproduce quick=1     # a quarter of it: fewer prompts and shorter replies, so wider intervals
+    make reproduce             # two hours on 2 cores
+    make reproduce quick=1     # a quarter of an hour: fewer prompts and shorter replies, so wider intervals
 
 Writes to --out; what is finished there is not done again. The last table has every headline number beside the stored
 one of results/reference and results/training: on another machine speedups differ, tokens per verify pass should not.

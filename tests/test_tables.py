@@ -408,3 +408,12 @@ def test_reference_table_is_made_of_the_reference_runs(tmp_path):
     folder = ROOT / "results/reference/quick"
     script("make_tables.py", folder, "--out", tmp_path)
     assert (tmp_path / "table.md").read_text() == (folder / "table.md").read_text()
+
+
+def test_what_is_about_all_drafters_of_a_batch_size_is_said_so():
+    runs = [
+        {"drafter": {"k": k}, "config": {"batch_size": size}} for size in (1, 4) for k in (0, 4, 7)
+    ]  # plain decoding is spared
+    assert tables.about([1, 2], runs, "abcdef") == " (all drafters at batch size 1)"
+    assert tables.about([0, 1, 2, 4], runs, "abcdef") == " (all at batch size 1, e)"
+    assert tables.about([1, 4, 5], runs, "abcdef") == " (all drafters at batch size 4, b)"
