@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from test_output import EQUAL, NUMBERS, ROOT, failed, made, script
 
-from specbench import record, sheets, typeset
+from specbench import record, sheets, tables, typeset
 
 LOSSY = {**EQUAL, "verdict": "mismatch", "equal": 14, "mismatches": 2}
 UNTESTED = {"verdict": "untested", "prompts": 16, "equal": 3, "p_value": None, "ruled_out": 0}
