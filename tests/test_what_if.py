@@ -25,7 +25,7 @@ def run(tmp_path) -> Path:
         "id": "one",
         "status": "ok",
         "model": HERE,
-        "target": {"name": "tiny"},
+        "target": {"name": "tiny", "dtype": "bfloat16"},
         "drafter": {"name": "eagle", "k": 4},
         "flags": [{"flag": "busy-machine", "message": "it was busy"}],
         "config": {"batch_size": 1, "drafter": {}},
