@@ -30,9 +30,7 @@ def differences(folder: Path) -> list[str]:
     if run["status"] != "ok":
         raise ConfigError(f"{folder} is the record of a failed run, which has no metrics: {run['error']}")
     try:
-        steps, prompts = pd.read_parquet(folder / record.STEPS), pd.read_parquet(folder / record.PROMPTS)
-        profiled = run["model"] is not None or (folder / record.ROUNDS).exists()
-        rounds = pd.read_parquet(folder / record.ROUNDS) if profiled else None
+        steps, prompts, rounds = _tables(folder, run)
         found = analyse(steps, prompts, rounds, run["drafter"]["k"])
         told = {name: run[name] for name in found}
         told["metrics"] = {name: told["metrics"].get(name) for name in found["metrics"] or {}}
@@ -48,14 +46,20 @@ def differences(folder: Path) -> list[str]:
         raise RunError(f"the tables of {folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
+def _tables(folder: Path, run: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame | None]:
+    """Steps, prompts and rounds; the last must be there where the record has a model, which is made of them."""
+    steps, prompts = pd.read_parquet(folder / record.STEPS), pd.read_parquet(folder / record.PROMPTS)
+    profiled = run["model"] is not None or (folder / record.ROUNDS).exists()
+    return steps, prompts, pd.read_parquet(folder / record.ROUNDS) if profiled else None
+
+
 def update(folder: Path) -> None:
     """Let a finished record say what this code finds in its tables: metrics, model, flags of what was measured, and
     definitions. Its provenance gets ``recomputed``: by what code, and when. Raises as ``differences`` does, and
     RunError if the tables contradict each other, as then no code is right."""
     run = record.read(folder)
     try:
-        steps, prompts = pd.read_parquet(folder / record.STEPS), pd.read_parquet(folder / record.PROMPTS)
-        rounds = pd.read_parquet(folder / record.ROUNDS) if (folder / record.ROUNDS).exists() else None
+        steps, prompts, rounds = _tables(folder, run)
         wrong = [*_texts(steps, prompts), *_equalities(prompts)]
         found = analyse(steps, prompts, rounds, run["drafter"]["k"])
         new = {**run, **found, "metrics": {**run["metrics"], **(found["metrics"] or {})}}

@@ -18,6 +18,7 @@ from drafters.small_lm import SmallLM
 from specbench import analysis, guards, metrics, profiling, provenance, record, verify
 from specbench import compare as compare_module
 from specbench.comparison import Arm, Settings
+from specbench.errors import RunError
 from specbench.prompts import Conversation, PromptSet
 from specbench.runner import Cell, Plan, run
 from specbench.sampling import Sampling
@@ -171,6 +172,14 @@ def test_a_record_whose_tables_contradict_each_other_is_not_updated(copy, capsys
     before = (copy / record.RUN).read_bytes()
     assert verify.main([str(copy), "--update"]) == 1
     assert "is left as it is: the method's reply to" in said(capsys)
+    assert (copy / record.RUN).read_bytes() == before
+
+
+def test_an_update_loses_no_model_whose_rounds_are_gone(copy):
+    (copy / record.ROUNDS).unlink()
+    before = (copy / record.RUN).read_bytes()
+    with pytest.raises(RunError, match="cannot be read"):
+        verify.update(copy)
     assert (copy / record.RUN).read_bytes() == before
 
 
