@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pandas as pd
 from specbench import guards, losslessness, metrics, provenance, record, tracking
 from specbench.analysis import analyse
 from specbench.comparison import Arm, Outcome, Progress, Settings, compare
+from specbench.drafting import Request
 from specbench.errors import ConfigError, RunError
 from specbench.guards import Flag
 from specbench.load import MachineLoad
@@ -68,6 +70,7 @@ class Plan:
 
 
 ShowProgress = Callable[[int, int], AbstractContextManager[Progress]]
+Judge = Callable[[str, tuple[int, ...], tuple[int, ...]], losslessness.Divergence | None]
 
 
 def run(plan: Plan, baseline: Arm, show_progress: ShowProgress, tracker: Tracker | None = None) -> list[dict[str, Any]]:
@@ -132,6 +135,7 @@ def _run_cells(
     except Exception as error:  # whatever breaks is a failed run with its reason, never a lost one
         log.debug("the comparison failed", exc_info=True)
         failure = error
+    judge = _judge(plan, baseline)
     records = {}
     unstored: RunError | None = None
     for id_, cell in todo.items():
@@ -158,7 +162,7 @@ def _run_cells(
             reason = reason or error
         if reason is None:
             try:
-                steps, prompts, results = _results(plan, baseline, cell.arm, outcome, again)
+                steps, prompts, results = _results(plan, baseline, cell.arm, outcome, again, judge)
                 flags += guards.of_results(results, prompts)
                 records[id_] = {"status": "ok", "error": None, **common, **results}
             except Exception as error:
@@ -207,10 +211,10 @@ def _flags(plan: Plan, cell: Cell, load: MachineLoad, again: SecondLook) -> list
 
 
 def _results(
-    plan: Plan, baseline: Arm, arm: Arm, outcome: Outcome, again: SecondLook
+    plan: Plan, baseline: Arm, arm: Arm, outcome: Outcome, again: SecondLook, judge: Judge
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
     """The raw tables and what follows from them."""
-    divergences = [_divergence(plan, baseline, arm, turn.request.uid, turn.request.tokens) for turn in outcome.turns]
+    divergences = [_divergence(judge, baseline, arm, turn.request) for turn in outcome.turns]
     prompts = pd.DataFrame(
         [
             {
@@ -255,14 +259,24 @@ def _joules_per_token(arm: Arm) -> float | None:
     return None if arm.joules is None or not tokens else arm.joules / tokens
 
 
-def _divergence(plan: Plan, baseline: Arm, arm: Arm, uid: str, prompt: Sequence[int]) -> losslessness.Divergence | None:
-    settings = plan.settings
-    if arm.sampled:  # by the law of all; where the replies part is no one's fault
-        place = losslessness.parting(baseline.replies[uid], arm.replies[uid])
-        return None if place is None else losslessness.Divergence(place, math.nan, math.nan)
-    return losslessness.divergence(
-        plan.target, uid, prompt, baseline.replies[uid], arm.replies[uid], settings.sampling, settings.seed
-    )
+def _judge(plan: Plan, baseline: Arm) -> Judge:
+    """How a prompt's reply is judged; one that several arms gave, as most arms round alike, is judged once."""
+
+    @cache
+    def judge(uid: str, prompt: tuple[int, ...], reply: tuple[int, ...]) -> losslessness.Divergence | None:
+        plain, settings = baseline.replies[uid], plan.settings
+        return losslessness.divergence(plan.target, uid, prompt, plain, reply, settings.sampling, settings.seed)
+
+    return judge
+
+
+def _divergence(judge: Judge, baseline: Arm, arm: Arm, request: Request) -> losslessness.Divergence | None:
+    reply = arm.replies[request.uid]
+    if not arm.sampled:
+        return judge(request.uid, tuple(request.tokens), tuple(reply))
+    # judged by the law of all; where the replies part is no one's fault
+    place = losslessness.parting(baseline.replies[request.uid], reply)
+    return None if place is None else losslessness.Divergence(place, math.nan, math.nan)
 
 
 def _reply(target: CausalLM, arm: Arm, uid: str, prefix: str) -> dict[str, Any]:

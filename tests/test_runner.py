@@ -248,6 +248,14 @@ def test_records_come_back_in_the_order_asked_with_their_folders(results):
     assert [run["folder"] for run in found] == [str(results / run["id"]) for run in found]
 
 
+def test_a_reply_that_several_arms_gave_is_judged_once(results, monkeypatch):
+    judged = []
+    monkeypatch.setattr(losslessness, "divergence", lambda target, uid, *question: judged.append(uid))
+    ours, theirs = measure(results, Suffix(), NGram())
+    assert ours["metrics"]["lossless"]["prompts"] == theirs["metrics"]["lossless"]["prompts"] == len(judged)
+    assert len(set(judged)) == len(judged)
+
+
 def test_a_method_that_changes_the_text_is_named_as_one(asked, results, monkeypatch, capsys):
     monkeypatch.setattr(losslessness, "divergence", lambda *question: Divergence(0, margin=9.0, tolerance=0.0))
     __main__.main(asked)
