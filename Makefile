@@ -28,13 +28,13 @@ report: setup ## a page for any browser of the runs in results/quick, or in runs
 
 TRAINED := results/training/SmolLM2-135M-Instruct
 
-train: setup ## train all drafters of the default model anew, on the data that come with it, on equal terms (hours; goes on where it was)
+train: setup ## train six drafters of the default model anew, on the data that come with it, on equal terms (hours; goes on where it was)
 	$(RUN) scripts/train_all.py experiment=train_default --out $(TRAINED)
 
-train-measure: setup ## measure the drafters that come with the default model; tables and figure in results/training (25 minutes)
+train-measure: setup ## measure the drafters that come with the default model; tables and figure in results/trained (25 minutes)
 	$(RUN) -m specbench experiment=trained
 	$(RUN) -m specbench experiment=trained sampling=t1
-	@$(RUN) scripts/training_report.py results/training/runs --cards drafters/pretrained/smollm2 --out results/training
+	@$(RUN) scripts/training_report.py results/trained --cards drafters/pretrained/smollm2 --out results/trained
 
 bench-engine: setup .venv-vllm/.ready .venv-openvino/.ready ## plain decoding against other engines (half an hour, 4 GB of packages)
 	$(RUN) scripts/bench_engine.py --vllm .venv-vllm/bin/python --openvino .venv-openvino/bin/python

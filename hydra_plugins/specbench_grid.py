@@ -38,18 +38,27 @@ class GridSweeper(BasicSweeper):
             return
         sweep = Sweep(points)
         sweep.announce()
-        here = isinstance(self.launcher, BasicLauncher)
-        if not here:  # other processes load for themselves
+        one_by_one = isinstance(self.launcher, BasicLauncher)
+        if not one_by_one:  # other processes load for themselves
             configured.target_of.forget()
         begun = 0
-        for some in [[point] for point in sweep.points] if here else [sweep.points]:
-            returned = self.launcher.launch([list(point.overrides) for point in some], initial_job_idx=begun)
+        for some in [[point] for point in sweep.points] if one_by_one else sweep.waves():
+            try:
+                returned = self.launcher.launch([list(point.overrides) for point in some], initial_job_idx=begun)
+                ended = [result.return_value for result in returned]  # raises what Hydra could not do
+            except OSError:  # Hydra's own folder cannot be made, so that no point can be run
+                raise
+            except Exception as error:  # such as a process that was killed: what it had finished is stored
+                words = f"the launcher failed, and with it what it had not finished: {type(error).__name__}: {error}"
+                self._job.ended.append(cli.Ended(cli.fail(words, cli.FAILED)))
+                for point in some:
+                    sweep.tell_stored(point)
+            else:
+                if not one_by_one:
+                    self._job.ended += ended
+                for point, end in zip(some, ended, strict=True):
+                    sweep.tell(point, end.found, ahead=one_by_one)
             begun += len(some)
-            for point, result in zip(some, returned, strict=True):
-                ended = result.return_value  # raises what Hydra could not do
-                if not here:
-                    self._job.ended.append(ended)
-                sweep.tell(point, ended.found)
         sweep.conclude()
 
     def _points(self, overrides: Sequence[list[str]]) -> "Iterator[Point]":

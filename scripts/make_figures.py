@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from specbench import plots, results
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, RunError
 from specbench.what_if import read_curve
 
 
@@ -23,9 +23,10 @@ def main() -> None:
     try:
         runs = results.runs(arguments.runs)
         curve = read_curve(arguments.verify_cost) if arguments.verify_cost else None
-    except ConfigError as error:
+        files = plots.draw(runs, arguments.out, curve)
+    except (ConfigError, RunError) as error:
         sys.exit(f"make_figures: {error}")
-    for path in plots.draw(runs, arguments.out, curve):
+    for path in files:
         print(path)
 
 

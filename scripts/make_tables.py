@@ -1,8 +1,8 @@
 """Tables of finished runs: ``python scripts/make_tables.py results/quick --out results/quick``.
 
 Writes table.md, all that is to be said of each run, for reading; comparison, the same for papers; categories; and by_k
-and by_batch, where drafters were run at several. All but the first come as .csv, with the numbers as they are, and as
-.tex, and all but comparison as .md. Runs of different settings (target, precision, prompts, sampling, …) stand in
+and by_batch, where drafters were run at several. All but the first come as .md, as .tex, and as .csv with the numbers
+as they are. Runs of different settings (target, precision, prompts, sampling, …) stand in
 tables of their own, and in groups of their own in a .csv. Prints the paths of what it wrote, and removes files of these
 names that an earlier call left and this one has no runs for.
 """
@@ -40,8 +40,7 @@ def written(runs: list[tables.Run]) -> dict[str, str]:
     """What to write, by name of the file."""
     texts = {"table.md": "\n".join(map(tables.markdown, tables.by_setting(runs)))}
     for document in sheets.documents(runs):
-        if document.name != "comparison":  # table.md says more
-            texts[f"{document.name}.md"] = typeset.markdown(document)
+        texts[f"{document.name}.md"] = typeset.markdown(document)
         texts[f"{document.name}.csv"] = document.numbers.to_csv(index=False)
         texts[f"{document.name}.tex"] = typeset.latex(document)
     return texts

@@ -1,6 +1,6 @@
 """What training came to: a table and a figure, of the cards of trained drafters and of runs that measured them.
 
-    python scripts/training_report.py results/training/runs --cards drafters/pretrained/smollm2 --out results/training
+    python scripts/training_report.py results/trained --cards drafters/pretrained/smollm2 --out results/trained
 
 Writes table.md, with a table per setting of the runs, and acceptance.png and .pdf of the first. With --sizes, folders
 of checkpoints of one family that differ in how long they learned, scaling.md, .png and .pdf as well.
@@ -24,13 +24,15 @@ COLUMNS = (
     "minutes",
     "k",
     "tokens/pass held out",
-    "measured",
-    "95 % CI",
+    "tokens/pass measured",
+    "95 % CI of that",
     "acceptance by position",
     "speedup",
     "95 % CI",
     "lossless",
 )
+WORDS = ("drafter", "acceptance by position", "lossless")  # the others hold numbers
+ALIGNED = "".join("|---" if name in WORDS else "|---:" for name in COLUMNS) + "|"
 
 
 def main() -> None:
@@ -99,7 +101,7 @@ def validation(found: Mapping[str, Any], run: Mapping[str, Any]) -> Mapping[str,
 
 def table(runs: Sequence[Mapping[str, Any]], cards: Mapping[str, Mapping[str, Any]]) -> str:
     """A group of runs as Markdown."""
-    lines = [f"{' · '.join(settings.title(runs))}", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines = [f"{' · '.join(settings.title(runs))}", "", f"| {' | '.join(COLUMNS)} |", ALIGNED]
     for run in runs:
         name, k = run["drafter"]["name"], run["drafter"]["k"]
         found = cards.get(name)

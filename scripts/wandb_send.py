@@ -25,14 +25,21 @@ def main() -> None:
     cli.quiet()
     settings = {name: getattr(arguments, name) for name in ("project", "entity", "mode", "figures", "artifacts")}
     tracker = Wandb(**settings)
+    code = cli.OK
     try:
-        for folder in record.find(arguments.runs):
+        folders = record.find(arguments.runs)
+    except ConfigError as error:
+        sys.exit(f"wandb_send: {error}")
+    for folder in folders:
+        try:
             run = record.read(folder)
             tracker.begin(tracking.page(run, arguments.group, folder.parent))
             tracker.end(tracking.ending(run, folder))
             print(folder)
-    except (ConfigError, RunError) as error:
-        sys.exit(f"wandb_send: {error}")
+        except (ConfigError, RunError) as error:  # the others can be sent all the same
+            code = cli.fail(f"not sent: {error}", cli.FAILED)
+    if code:
+        sys.exit(code)
 
 
 if __name__ == "__main__":

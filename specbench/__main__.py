@@ -36,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return cli.run_command("config", work, SETTINGS, arguments, failed=lambda done: done.failed)
     finally:
-        configured.target_of.forget()
-        configured.prompts_of.forget()
+        for latest in (configured.target_of, configured.prompts_of, configured.tracker_of):
+            latest.forget()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from specbench.errors import ConfigError, RunError, nearest
 OK, FAILED, BAD_CONFIG = 0, 1, 2
 WRONG_QUESTION = (ConfigError, HydraException, OmegaConfBaseException)
 
-out, err = Console(), Console(stderr=True)
+out, err = Console(markup=False), Console(stderr=True, markup=False)  # what is said may hold brackets
 
 
 def conf_dir() -> Path:
@@ -95,6 +95,8 @@ def run_command(
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config)(job)()
     except WRONG_QUESTION as error:
         return fail(explain(error, settings), BAD_CONFIG)
+    except OSError as error:  # Hydra's folder for a sweep cannot be made, for instance
+        return fail(f"{error.filename or 'a file'}: {error.strerror or error}", FAILED)
     except KeyboardInterrupt:
         return fail("interrupted; finished cells are kept, this one runs again next time", FAILED)
     return max((ended.code for ended in job.ended), default=OK)
@@ -132,7 +134,7 @@ def explain(error: Exception, settings: Sequence[str] = ()) -> str:
 
 def fail(message: str, code: int) -> int:
     """Say what went wrong, in a line of its own; returns ``code``."""
-    err.print(f"specbench: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"specbench: {message}", style="red", highlight=False, soft_wrap=True)
     return code
 
 

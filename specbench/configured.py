@@ -1,7 +1,7 @@
 """From a configuration to records: checked first, then made, then run. Hydra ends here; below there are objects."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from specbench.model import CausalLM
 from specbench.prompts import PromptSet
 from specbench.runner import Cell, Plan, run
 from specbench.stopping import StopRule
-from specbench.tracking import Tracker
+from specbench.tracking import Guarded
 
 GROUPS = ("target", "drafter", "dataset", "sampling", "tracker")
 WHOLE_NUMBERS = ("k", "batch_size", "max_new_tokens", "seed", "repeats", "profile")
@@ -36,7 +36,8 @@ class Latest:
     """What was made last, so that the cells of a sweep share it: models take long to load. It is let go of before
     another is made, since two may not fit into memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[DictConfig], Any] = make) -> None:
+        self._make = make
         self._made: Any = None
         self._asked = ""
 
@@ -45,7 +46,7 @@ class Latest:
         asked = OmegaConf.to_yaml(config, resolve=True)
         if asked != self._asked:
             self.forget()
-            self._made, self._asked = make(config), asked
+            self._made, self._asked = self._make(config), asked
         return self._made
 
     def forget(self) -> None:
@@ -54,6 +55,7 @@ class Latest:
 
 
 target_of, prompts_of = Latest(), Latest()
+tracker_of = Latest(lambda config: Guarded(make(config)))  # one that failed is not tried again by the next cell
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def run_cells(cfg: DictConfig, choices: Mapping[str, Any], lenient: bool = False
     """Run what ``cfg`` asks for (see ``cells_of``). Raises ConfigError for what cannot be run. ``choices``: of each
     group of the configuration, by name; ``study``: the experiment or sweep that it is part of."""
     settings = check(cfg)
-    tracker: Tracker = make(cfg.tracker)
+    tracker: Guarded = tracker_of(cfg.tracker)
     asked, engines = cells_of(cfg, str(choices["drafter"]), lenient), _engines(cfg.engine_benchmark)
     prompts: PromptSet = prompts_of(cfg.dataset)
     target: CausalLM = target_of(cfg.target)
@@ -164,9 +166,10 @@ def run_cells(cfg: DictConfig, choices: Mapping[str, Any], lenient: bool = False
 
 def _bind(arm: Arm, target: CausalLM, lenient: bool) -> None:
     """Bind a drafter. One that does not fit is a wrong question, or in a grid, where it may fit elsewhere, a failed run
-    among others, as is one that breaks."""
+    among others, as is one that breaks, or whose facts a record cannot hold."""
     try:
         arm.bind(target)
+        json.dumps(arm.drafter.describe())
     except ConfigError as error:
         if not lenient:
             raise

@@ -10,6 +10,7 @@ COLOURS = {
     "suffix": "#D55E00",
     "small_lm": "#56B4E9",
     "eagle": "#0072B2",
+    "eagle1": "#0072B2",
     "mtp": "#009E73",
     "medusa": "#F0E442",
     "dflash": "#CC79A7",

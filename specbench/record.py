@@ -62,11 +62,16 @@ def finished(results_dir: Path, id_: str) -> dict[str, Any] | None:
     return run if run.get("status") == "ok" else None
 
 
-def discard_failed(results_dir: Path, id_: str) -> None:
-    """Remove the record with this id if it is one of a failed run."""
-    with suppress(ConfigError):
-        if read(results_dir / id_).get("status") == "failed":
-            shutil.rmtree(results_dir / id_)
+def discard_failed(results_dir: Path, run: Mapping[str, Any]) -> None:
+    """Remove the other failed records that asked what ``run`` did, when the drafter's files or code were others: its
+    configuration, target and prompts."""
+    names = ("config", "target", "dataset")
+    for path in results_dir.glob(f"*/{RUN}"):
+        with suppress(ConfigError):
+            other = read(path.parent)
+            same = other["status"] == "failed" and all(other.get(name) == run[name] for name in names)
+            if same and path.parent.name != run["id"]:
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def rewrite(folder: Path, run: Mapping[str, Any]) -> None:

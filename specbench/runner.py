@@ -73,12 +73,12 @@ ShowProgress = Callable[[int, int], AbstractContextManager[Progress]]
 Judge = Callable[[str, tuple[int, ...], tuple[int, ...]], losslessness.Divergence | None]
 
 
-def run(plan: Plan, baseline: Arm, show_progress: ShowProgress, tracker: Tracker | None = None) -> list[dict[str, Any]]:
+def run(plan: Plan, baseline: Arm, show_progress: ShowProgress, tracker: Guarded | None = None) -> list[dict[str, Any]]:
     """Run the plan's unfinished cells and return the ``run.json`` of every cell, in order, each with its ``folder`` and
     whether it was ``skipped``, being finished already.
 
-    A cell that failed has status "failed" and its error; nothing is raised for it. Raises RunError only if a record
-    cannot be stored. ``tracker`` hears of the cells that are run, not of those that were finished before.
+    A cell that failed, or whose record cannot be stored, has status "failed" and its error; nothing is raised for it.
+    ``tracker`` hears of the cells that are run, not of those that were finished before.
     """
     ids = [record.run_id(plan.question(cell)) for cell in plan.cells]
     records: dict[str, dict[str, Any]] = {}
@@ -89,7 +89,7 @@ def run(plan: Plan, baseline: Arm, show_progress: ShowProgress, tracker: Tracker
             records[id_] = twin
     todo = {id_: cell for id_, cell in zip(ids, plan.cells, strict=True) if id_ not in records}
     if todo:
-        records |= _tracked(plan, baseline, todo, show_progress, Guarded(tracker or Tracker()))
+        records |= _tracked(plan, baseline, todo, show_progress, tracker or Guarded(Tracker()))
     return [{**records[id_], "folder": str(plan.results_dir / id_), "skipped": id_ not in todo} for id_ in ids]
 
 
@@ -137,7 +137,6 @@ def _run_cells(
         failure = error
     judge = _judge(plan, baseline)
     records = {}
-    unstored: RunError | None = None
     for id_, cell in todo.items():
         common = {
             **_about(plan, id_, cell, todo),
@@ -173,12 +172,9 @@ def _run_cells(
         records[id_]["flags"] = [asdict(flag) for flag in flags]
         try:
             record.write(plan.results_dir, records[id_], steps, prompts, rounds)
-            if reason is None:  # of a time when the drafter could not be bound, and so not be described
-                record.discard_failed(plan.results_dir, record.run_id({**plan.question(cell), "drafter": {}}))
+            record.discard_failed(plan.results_dir, records[id_])
         except RunError as error:  # the other records may yet find room
-            unstored = error
-    if unstored is not None:
-        raise unstored
+            records[id_] = {"status": "failed", "error": str(error), **common, "flags": records[id_]["flags"]}
     return records
 
 

@@ -231,7 +231,7 @@ def _across(runs: Sequence[Run], at: Callable[[Run], int], head: str, k_apart: b
     several = [places for places in found.values() if len(places) > 1]
     firsts = [next(iter(places.values()))[0] for places in several]
     rows = []
-    for label, first, places in zip(tables.labels(firsts, any_k=True), firsts, several, strict=True):
+    for label, first, places in zip(tables.labels(firsts), firsts, several, strict=True):
         name = f"{label} k={first['drafter']['k']}" if k_apart else label
         for i in range(max(map(len, places.values()))):
             here = {head.format(place): runs[i] for place, runs in places.items() if len(runs) > i}

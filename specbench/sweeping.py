@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,8 +110,36 @@ class Sweep:
         what = f"about {duration(seconds)}" + f" for {target.name}; {others} runs are of other targets" * bool(others)
         return f"{what}, were every drafter as fast as plain decoding"
 
-    def tell(self, found: Point, done: Done | None) -> None:
-        """What came of a point; None if it could not be run, which has been said."""
+    def waves(self) -> Iterator[list[Point]]:
+        """The points, in portions to be launched at once: no cell is in two of a portion, to be measured twice, unless
+        it is finished by then."""
+        left, finished = list(self.points), set(self._known)
+        while left:
+            wave: list[Point] = []
+            later: list[Point] = []
+            begun: set[str] = set()
+            for found in left:
+                unfinished = set(found.cells) if found.cfg.force else found.cells.keys() - finished
+                if begun.isdisjoint(unfinished):
+                    wave.append(found)
+                    begun |= unfinished
+                else:
+                    later.append(found)
+            yield wave
+            left, finished = later, finished | begun
+
+    def tell_stored(self, found: Point) -> None:
+        """What is stored of a point whose process is gone, which may have come so far."""
+        stored = {} if found.cfg.force else _finished(Path(found.cfg.results_dir))
+        there = [stored[key] for key in found.cells if key in stored]
+        if there:
+            self.tell(found, Done(there), ahead=False)
+        if len(there) < len(found.cells):
+            self.tell(found, None, ahead=False)
+
+    def tell(self, found: Point, done: Done | None, ahead: bool = True) -> None:
+        """What came of a point; None if it could not be run, which has been said. ``ahead``: and how long the others
+        will take, if points are run one after another."""
         now = time.perf_counter()
         if found in self._left:
             self._left.remove(found)
@@ -126,7 +154,7 @@ class Sweep:
             self._records.append(run)
             if not run["skipped"]:  # else a line has said so
                 _say(f"{self._called(found, run)}: {_outcome(run)}", style="red" if run["status"] != "ok" else None)
-        if self._left and self._rounds:
+        if ahead and self._left and self._rounds:
             remaining = self._seconds / self._rounds * sum(map(self._count, self._left))
             _say(f"{len(self._left)} runs to go, about {duration(remaining)}", style="dim")
 
@@ -174,14 +202,16 @@ def _axes(points: Iterable[Point]) -> dict[str, list[str]]:
     return {name: list(each) for name, each in values.items() if len(each) > 1}
 
 
-def _finished(folder: Path) -> set[str]:
-    """What the finished records in ``folder`` answer, be it that they were asked for what they have or for ``auto``."""
-    found: set[str] = set()
+def _finished(folder: Path) -> dict[str, dict[str, Any]]:
+    """The finished records in ``folder`` by what they answer, be it that they were asked for what they have or for
+    ``auto``."""
+    found: dict[str, dict[str, Any]] = {}
     for path in folder.glob(f"*/{record.RUN}"):
         run = record.finished(folder, path.parent.name)
         if run is not None:
             for named in itertools.product(*((run["target"][name], "auto", "") for name in PRECISION)):
-                found.add(_key(run["config"], dict(zip(PRECISION, named, strict=True))))
+                key = _key(run["config"], dict(zip(PRECISION, named, strict=True)))
+                found[key] = {**run, "folder": str(path.parent), "skipped": False}
     return found
 
 
@@ -222,4 +252,4 @@ def duration(seconds: float) -> str:
 
 
 def _say(line: str, style: str | None = None) -> None:
-    cli.out.print(line, style=style, highlight=False, soft_wrap=True, markup=False)
+    cli.out.print(line, style=style, highlight=False, soft_wrap=True)

@@ -1,5 +1,7 @@
 """Tables of runs, computed from their records: for the terminal and for documents."""
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
@@ -31,20 +33,25 @@ TEXT = ("drafter", "category", "lossless", "")  # the others hold numbers
 Run = Mapping[str, Any]
 
 
-def labels(runs: Sequence[Run], any_k: bool = False) -> list[str]:
-    """What to call each run of a group: the drafter's name and, where runs of one name and k (``any_k``: of one name)
-    differ in the drafter's options, those options."""
-    called = []
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What to call each run of a group: the drafter's name and, where runs of one name differ in the drafter's options,
+    those options; where only its files differ, as of one trained anew in the same place, a hash of these."""
+    named: dict[str, list[Run]] = {}
     for run in runs:
-        name, options = run["drafter"]["name"], run["config"]["drafter"]
-        twins = [
-            r["config"]["drafter"]
-            for r in runs
-            if r["drafter"]["name"] == name and (any_k or r["drafter"]["k"] == run["drafter"]["k"])
-        ]
-        differing = [key for key in options if any(twin.get(key) != options[key] for twin in twins)]
-        called.append(" ".join([name, *(f"{key}={options[key]}" for key in differing)]))
-    return called
+        named.setdefault(run["drafter"]["name"], []).append(run)
+    return [_label(run, named[run["drafter"]["name"]]) for run in runs]
+
+
+def _label(run: Run, twins: Sequence[Run]) -> str:
+    """``twins``: the runs of its drafter's name, itself among them."""
+    options = run["config"]["drafter"]
+    differing = [key for key in options if any(twin["config"]["drafter"].get(key) != options[key] for twin in twins)]
+    words = [run["drafter"]["name"], *(f"{key}={options[key]}" for key in differing)]
+    files = [twin["drafter"].get("files") for twin in twins if twin["config"]["drafter"] == options]
+    own = run["drafter"].get("files")
+    if own and any(others and others != own for others in files):
+        words.append(f"files {hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:6]}")
+    return " ".join(words)
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:

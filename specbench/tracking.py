@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a tracker needs no torch
 log = logging.getLogger(__name__)
 
 Scalar = bool | int | float | str
-TAG = 64  # characters that a tag may have
+NAME, TAG = 128, 64  # characters that a name or group, and a tag, may have
 
 
 @dataclass(frozen=True)
@@ -203,13 +203,19 @@ def page(run: Mapping[str, Any], study: str | None, folder: Path) -> Page:
     facts |= {name: origin[name] for name in ("machine", "packages", "code_sha256")}
     return Page(
         id=run["id"],
-        name=f"{drafter['name']} k={drafter['k']} {run['target']['name']} {run['id'][:4]}",
-        job=drafter["name"],
-        group=study,
+        name=_cut(f"{drafter['name']} k={drafter['k']} {run['target']['name']}", f" {run['id'][:4]}"),
+        job=drafter["name"][:TAG],
+        group=study and _cut(study),
         config={**run["config"], "id": run["id"], "git_commit": commit, "facts": facts},
         tags=tags(drafter["name"], origin),
         folder=folder,
     )
+
+
+def _cut(name: str, end: str = "") -> str:
+    """A name that is not too long, with its ``end``; what is left out of it shows."""
+    room = NAME - len(end)
+    return (name if len(name) <= room else f"{name[: room - 1]}…") + end
 
 
 def tags(family: str, origin: Mapping[str, Any]) -> list[str]:

@@ -38,7 +38,9 @@ def main() -> None:
         ending = follow(run, lines)
         notes = end(run, page, ending or {"error": "the run was broken off"})
         check_room(Path(page["folder"]))
-        if ending is not None:  # else there is no newer record, and the older page stands
+        if ending and (
+            ending["numbers"] or not ending["error"]
+        ):  # else there is no newer record: the older page stands
             replace_older(run, page)
         answer(notes=notes)
     except Exception as error:
@@ -86,17 +88,17 @@ def begin(page: Mapping[str, Any]) -> tuple[Any, list[str]]:
         "settings": settings,
     }
     Path(page["folder"]).mkdir(parents=True, exist_ok=True)
-    reason = ""
+    notes = []
     try:
         run = wandb.init(mode=page["mode"], **how)
     except Exception as error:
-        reason = f" ({first_line(error)})"
+        notes = [f"Weights & Biases is offline ({first_line(error)})"]
         wandb.teardown()  # else the run's id is taken
         run = wandb.init(mode="offline", **how)
     run.define_metric("live/*", step_metric="live/seconds", summary="none")
     if run.offline:
         folder = Path(run.settings.sync_dir).parent
-        return run, [f"Weights & Biases is offline{reason}; to send what is kept: wandb sync {folder}/offline-run-*"]
+        return run, [*notes, f"to send what Weights & Biases keeps: wandb sync {folder}/offline-run-*"]
     return run, [f"shown at {run.project_url}"] if run.project_url else []
 
 
@@ -123,7 +125,11 @@ def end(run: Any, page: Mapping[str, Any], ending: Mapping[str, Any]) -> list[st
     with tempfile.TemporaryDirectory() as scratch:
         drawn = figures(Path(ending["record"]), Path(scratch)) if ending.get("record") else {}
         images = {name: wandb.Image(str(path)) for name, path in drawn.items()}
-        run.summary.update({"error": ending["error"] or "", **ending.get("numbers", {}), **tables, **images})
+        told = {"error": ending["error"] or "", **ending.get("numbers", {}), **tables, **images}
+        earlier = list(run.summary.keys())
+        for name in [name for name in earlier if name not in told and not name.startswith("_")]:
+            del run.summary[name]  # of an earlier run of this record, which wandb goes on from
+        run.summary.update(told)
     for artifact in ending.get("artifacts", ()):
         made = wandb.Artifact(artifact["name"], artifact["kind"])
         made.add_dir(artifact["folder"])
@@ -155,9 +161,14 @@ def check_room(folder: Path) -> None:
 def replace_older(run: Any, page: Mapping[str, Any]) -> None:
     """Remove what was kept offline of an earlier run of this record: sent later, it would undo what is newer."""
     here = Path(run.settings.sync_dir)
-    for older in here.parent.glob(f"*run-*-{page['id']}*"):
-        if older != here:
-            shutil.rmtree(older, ignore_errors=True)
+    for other in here.parent.glob(f"*run-*-{page['id']}*"):
+        if other != here and _began(other) <= _began(here):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _began(folder: Path) -> str:
+    """When, by the name that wandb gives a run's folder, which sorts by it."""
+    return folder.name.removeprefix("offline-")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import copy
+import errno
 import json
 import os
 import runpy
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from specbench import metrics, plots, record
+from specbench.errors import RunError
 from specbench.families import COLOURS
 from specbench.plots import groups, shares, style
 
@@ -110,8 +112,9 @@ def drawn(monkeypatch, laid_out):
 @pytest.fixture
 def gallery(monkeypatch, tmp_path):
     """Draws all that runs allow and returns the figures by the names of their files, without a layout, unwritten."""
-    found = {}
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: found.setdefault(file.stem, figure))
+    found, last = {}, []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: last.append(figure))
+    monkeypatch.setattr(record, "write_file", lambda path, content: found.setdefault(path.stem, last[-1]))
     monkeypatch.setattr(Figure, "draw_without_rendering", lambda _: None)
 
     def draw(runs, curve=None):
@@ -692,9 +695,33 @@ def test_few_prompts_or_no_steps_have_no_intervals_of_shares(tmp_path):
     for run in ({"folder": str(tmp_path), "drafter": {"k": 3}}, {"drafter": {"k": 3}}):
         assert shares.accepted(run) == [None] * 4
         assert shares.accepted_up_to(run) == [None] * 3
+    (tmp_path / record.STEPS).write_bytes(b"PAR1, and no more")
+    assert shares.accepted({"folder": str(tmp_path), "drafter": {"k": 3}}) == [None] * 4
 
 
 # files
+
+
+def test_a_figure_that_the_disk_does_not_take_leaves_the_earlier_one(tmp_path, monkeypatch):
+    runs = [made()]
+    files = plots.speedup_by_drafter(runs, tmp_path / "speedup")
+    earlier = {file: file.read_bytes() for file in files}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        plots.speedup_by_drafter([made("eagle")], tmp_path / "speedup")
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == earlier
+
+
+def test_drafters_without_a_colour_of_their_own_are_told_apart():
+    names = ("mine", "yours", "eagle", "eagle1")
+    looks = style.looks({name: [made("ngram", {"drafter.name": name})] for name in names})
+    ways = [(look["color"], look["linestyle"], look["fillstyle"]) for look in looks.values()]
+    assert len(set(ways)) == len(names)
+    assert looks["mine"]["color"] == looks["yours"]["color"] != looks["eagle"]["color"] == looks["eagle1"]["color"]
 
 
 def test_numbers_of_settings_depend_neither_on_order_nor_on_speed(gallery):
@@ -719,7 +746,7 @@ def test_figures_are_written_as_png_and_pdf_and_the_same_each_time(tmp_path):
 
 @pytest.fixture
 def written(monkeypatch):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: file.write_text("new"))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: file.write(b"new"))
     monkeypatch.setattr(Figure, "draw_without_rendering", lambda _: None)
 
 

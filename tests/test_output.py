@@ -181,6 +181,10 @@ def test_runs_are_ordered_by_speedup_and_failed_ones_come_last():
 # what a run is called
 
 
+def trained(weights, **options):
+    return made(changes={"drafter.files": {"model.safetensors": weights}}, **options)
+
+
 @pytest.mark.parametrize(
     ("runs", "called"),
     [
@@ -188,10 +192,16 @@ def test_runs_are_ordered_by_speedup_and_failed_ones_come_last():
         ([made(max_n=2), made("suffix", depth=8)], ["ngram", "suffix"]),
         ([made(max_n=2, min_n=1), made(max_n=4, min_n=1)], ["ngram max_n=2", "ngram max_n=4"]),
         ([made(max_n=2), made(max_n=2, changes={"drafter.k": 8})], ["ngram", "ngram"]),
-        ([made(max_n=2), made(max_n=4, changes={"drafter.k": 8})], ["ngram", "ngram"]),
+        ([made(max_n=2), made(max_n=4, changes={"drafter.k": 8})], ["ngram max_n=2", "ngram max_n=4"]),
         ([made(), made(match="first")], ["ngram", "ngram match=first"]),
+        ([trained("a"), trained("b"), trained("a")], [f"ngram files {end}" for end in ("b2990b", "877a5a", "b2990b")]),
+        ([trained("a"), made(changes={"drafter.files": None}), made()], ["ngram", "ngram", "ngram"]),
+        ([trained("a", max_n=2), trained("b", max_n=4)], ["ngram max_n=2", "ngram max_n=4"]),
     ],
-    ids=["alone", "other names", "other options", "other k", "other k and options", "more options"],
+    ids=[
+        *("alone", "other names", "other options", "other k", "other k and options", "more options"),
+        *("trained anew", "no files", "other files and options"),
+    ],
 )
 def test_runs_are_called_by_name_and_by_what_tells_them_apart(runs, called):
     assert tables.labels(runs) == called
@@ -355,7 +365,7 @@ def script(name, *arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
 
 
-TABLES = ["table.md", "comparison.csv", "comparison.tex", "categories.md", "categories.csv", "categories.tex"]
+TABLES = ["table.md", *(f"{name}.{form}" for name in ("comparison", "categories") for form in ("md", "csv", "tex"))]
 FIGURES = [
     f"{kind}.{form}" for kind in ("speedup", "acceptance_by_position", "accepted_lengths") for form in ("png", "pdf")
 ]

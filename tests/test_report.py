@@ -374,6 +374,17 @@ def test_figures_against_k_are_of_drafters_with_several():
     assert {row[0] for row in by_name(runs)["acceptance"]["rows"]} == {"five", runs[2]["id"]}  # the longest drafts
 
 
+def test_drafters_of_other_options_are_other_lines():
+    runs = [made("eagle", k=k)[0] | {"id": f"{checkpoint}{k}"} for checkpoint, k in (("x", 4), ("y", 4), ("x", 5))]
+    for run in runs:
+        run["config"] = run["config"] | {"drafter": {"checkpoint": run["id"][0]}}
+    rows_by_k = by_name(runs)["speedup-by-k"]["rows"]
+    assert [(row[1], row[2]) for row in rows_by_k] == [("eagle checkpoint=x", 4), ("eagle checkpoint=x", 5)]
+    apart = by_name([runs[1], runs[2]])  # neither was run at two lengths
+    assert "speedup-by-k" not in apart
+    assert {row[0] for row in apart["acceptance"]["rows"]} == {"y4", "x5"}
+
+
 def test_acceptance_is_that_of_the_record(several_stored):
     quick = next(r for r in several_stored if r["drafter"]["name"] == "quick")
     rows_of = [row for row in by_name(several_stored)["acceptance"]["rows"] if row[0] == quick["id"]]
@@ -558,6 +569,10 @@ def test_a_page_of_many_runs_shows_fewer_replies(stored, monkeypatch):
     found = page.make(runs, 12, [stored])
     assert len(json.loads(Scripts(found.html).data)["settings"][0]["replies"]["prompts"]) == 2
     assert "2 prompts of each setting are shown token by token, not 12" in found.notes[0]
+    monkeypatch.setattr(page, "BUDGET", 1)
+    found = page.make(runs, 12, [stored])
+    assert len(json.loads(Scripts(found.html).data)["settings"][0]["replies"]["prompts"]) == 1
+    assert "1 prompt of each setting is shown token by token, not 12" in found.notes[0]
 
 
 def test_settings_stand_apart(stored):

@@ -62,6 +62,16 @@ OUTSIDE = {
         class Sleeps(NGram):
             def propose(self, batch, k):
                 time.sleep(600)
+
+
+        class ToBeMended(NGram):
+            def propose(self, batch, k):
+                raise ArithmeticError("it was typed in haste")
+
+
+        class TellsOfPaths(NGram):
+            def describe(self):
+                return {"weights": Path("weights.txt")}
     """,
     "outside_part.py": "class Part:\n    pass\n",
     "conf/drafter/mine.yaml": "_target_: outside_runner.Mine",
@@ -69,6 +79,8 @@ OUTSIDE = {
     "conf/drafter/of_parts.yaml": "_target_: outside_runner.Mine\nparts:\n  - _target_: outside_part.Part",
     "conf/drafter/needs_weights.yaml": "_target_: outside_runner.NeedsWeights",
     "conf/drafter/sleeps.yaml": "_target_: outside_runner.Sleeps",
+    "conf/drafter/to_be_mended.yaml": "_target_: outside_runner.ToBeMended",
+    "conf/drafter/tells_of_paths.yaml": "_target_: outside_runner.TellsOfPaths",
 }
 
 
@@ -487,8 +499,8 @@ def test_a_record_that_cannot_be_stored_does_not_lose_the_others(results, monkey
         return write(results_dir, run_json, *tables)
 
     monkeypatch.setattr(record, "write", full_for_the_first)
-    with pytest.raises(RunError, match="no room"):
-        measure(results, NGram(), Suffix(), NGram(max_n=2))
+    found = measure(results, NGram(), Suffix(), NGram(max_n=2))
+    assert [(run["status"], run["error"]) for run in found] == [("failed", "no room"), ("ok", None), ("ok", None)]
     kept = records(results)
     assert sorted(run["drafter"]["name"] for run in kept) == ["1-Suffix", "2-NGram"]
     assert {run["status"] for run in kept} == {"ok"}
@@ -517,6 +529,43 @@ def test_drafter_that_could_not_be_bound_leaves_only_the_good_record_once_it_wor
     (good,) = records(results)
     assert (good["status"], good["drafter"]["weights"]) == ("ok", "found")
     assert [path.name for path in results.iterdir()] == [good["id"]]
+
+
+def test_a_failed_record_goes_when_the_drafter_was_mended(outside, asked, results, tmp_path):
+    code = tmp_path / "outside" / "outside_runner.py"
+    asked = [*outside, *asked, "drafter=to_be_mended"]
+    assert __main__.main(asked) == 1
+    (failed,) = records(results)
+    code.write_text(code.read_text() + "\n# tried again, in vain\n")
+    forget_outside()
+    assert __main__.main(asked) == 1
+    (again,) = records(results)
+    assert again["id"] != failed["id"]
+    mended = "return super().propose(batch, k)"
+    code.write_text(code.read_text().replace('raise ArithmeticError("it was typed in haste")', mended))
+    forget_outside()
+    assert __main__.main(asked) == 0
+    (good,) = records(results)
+    assert good["status"] == "ok"
+
+
+def test_a_failed_record_of_another_question_stays(results):
+    run = {"config": {"k": 1}, "target": {"name": "a"}, "dataset": {"name": "b"}}
+    for id_, other in {"same": {}, "k": {"config": {"k": 2}}, "target": {"target": {"name": "c"}}}.items():
+        record.write(results, {"id": id_, "status": "failed", **run, **other})
+    record.write(results, {"id": "good", "status": "ok", **run})
+    record.discard_failed(results, {"id": "new", **run})
+    assert sorted(path.name for path in results.iterdir()) == ["good", "k", "target"]
+
+
+def test_a_drafter_whose_facts_no_record_can_hold_fails_alone(outside, asked, results):
+    assert __main__.main([*outside, *asked, "drafter=ngram", "+drafter@compare.tells_of_paths=tells_of_paths"]) == 1
+    found = {run["drafter"]["name"]: run for run in records(results)}
+    assert found["ngram"]["status"] == "ok"
+    assert (found["tells_of_paths"]["status"], found["tells_of_paths"]["error"].partition(":")[0]) == (
+        "failed",
+        "TypeError",
+    )
 
 
 # killed

@@ -1,6 +1,7 @@
 """Sweeps: what is said before, between and after; what is left out, shared, skipped, and kept when all is killed."""
 
 import errno
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -16,10 +17,13 @@ import pandas as pd
 import pytest
 import torch
 from conftest import CommandLine, put_outside
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from drafters.ngram import NGram
 from specbench import __main__, cli, configured, record, results, sweeping
+from specbench.sweeping import Point, Sweep
 
 OUTSIDE = {
     "outside_sweeps.py": """
@@ -303,6 +307,56 @@ def test_several_processes_finish_the_same_grid(outside, asked, monkeypatch, cap
     assert "breaks k=2: failed: ArithmeticError" in said
     assert __main__.main([*grid, "results_dir=one_by_one"]) == 1
     assert table(Path("results")) == table(Path("one_by_one"))
+
+
+def test_a_launcher_that_is_killed_costs_only_what_it_had_not_finished(asked, monkeypatch, capsys):
+    Plugins.instance()  # which loads its modules anew
+    launcher = importlib.import_module("hydra._internal.core_plugins.basic_launcher").BasicLauncher
+    launch = launcher.launch
+
+    def killed(self, overrides, initial_job_idx):
+        if initial_job_idx == 1:
+            raise RuntimeError("a process was killed [1]")
+        returned = launch(self, overrides, initial_job_idx)
+        if initial_job_idx == 2:  # what it ran is stored
+            raise RuntimeError("a process was killed [2]")
+        return returned
+
+    monkeypatch.setattr(launcher, "launch", killed)
+    assert __main__.main([*asked, "drafter=ngram", "k=1,2,3,4"]) == 1
+    told = capsys.readouterr()
+    for number in (1, 2):
+        why = f"RuntimeError: a process was killed [{number}]"
+        assert f"the launcher failed, and with it what it had not finished: {why}" in told.err
+    assert ran() == [("ngram", 1), ("ngram", 3), ("ngram", 4)]
+    end = told.out[told.out.index("tiny-llama ·") :]
+    assert sorted(re.findall(r"^ *ngram +(\d)", end, re.MULTILINE)) == ["1", "3", "4"]
+    assert [line for line in end.splitlines() if "could not be run" in line] == [
+        "could not be run, for the reason above: k=2"
+    ]
+
+
+def test_points_that_share_an_unfinished_cell_are_not_launched_at_once(tmp_path):
+    def point(k, *cells, **more):
+        cfg = OmegaConf.create({"target": {}, "results_dir": str(tmp_path), "force": False, **more})
+        return Point((f"k={k}",), cfg, dict.fromkeys(cells, ""), ())
+
+    def waves(*points):
+        return [[found.overrides[0] for found in wave] for wave in Sweep(points).waves()]
+
+    assert waves(point(1, "none", "a"), point(2, "none", "b"), point(3, "c"), point(4, "none", "d")) == [
+        ["k=1", "k=3"],
+        ["k=2", "k=4"],
+    ]
+    always = [point(k, "none", str(k), force=True) for k in (1, 2)]
+    assert waves(*always) == [["k=1"], ["k=2"]]
+
+
+def test_a_folder_that_cannot_be_made_is_named(asked, tmp_path, capsys):
+    (tmp_path / "results").write_text("no folder")
+    assert __main__.main([*asked, "drafter=ngram", "k=1,2"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "Not a directory" in line] == ["specbench: results/.sweep: Not a directory"]
 
 
 def test_a_choice_of_prompts_that_cannot_be_had_costs_the_others_nothing(asked, tmp_path, capsys):

@@ -365,9 +365,7 @@ def store(folder, runs):
 
 
 def kinds(*names):
-    return {"table.md", "comparison.csv", "comparison.tex"} | {
-        f"{n}{s}" for n in names for s in (".md", ".csv", ".tex")
-    }
+    return {"table.md"} | {f"{n}{s}" for n in ("comparison", *names) for s in (".md", ".csv", ".tex")}
 
 
 def test_script_writes_what_there_are_runs_for_and_removes_its_stale_files(tmp_path):

@@ -24,7 +24,7 @@ from test_training_data import command_line
 from wandb.proto import wandb_internal_pb2 as wire
 
 from drafters.ngram import NGram
-from specbench import __main__, comparison, record, tracking
+from specbench import __main__, comparison, record, tracking, wandb_process
 from specbench.comparison import Arm, Settings
 from specbench.decoding import Step
 from specbench.errors import RunError
@@ -265,10 +265,10 @@ def test_files_of_the_record_are_kept_when_asked(sweep):
         assert record.RUN in files
 
 
-def test_who_is_not_logged_in_is_told_how_to_send_it_once_per_run_and_asked_nothing(sweep):
-    line = "Weights & Biases is offline (No API key configured. Use `wandb login` to log in.); to send what is kept: "
-    assert sweep.said.count(line) == 2
-    assert f"{line}wandb sync {sweep.folder / 'results' / 'wandb'}/offline-run-*" in sweep.said
+def test_who_is_not_logged_in_is_told_how_to_send_it_once_and_asked_nothing(sweep):
+    why = "Weights & Biases is offline (No API key configured. Use `wandb login` to log in.)"
+    how = f"to send what Weights & Biases keeps: wandb sync {sweep.folder / 'results' / 'wandb'}/offline-run-*"
+    assert (sweep.said.count(why), sweep.said.count(how)) == (1, 1)
     assert [line for line in sweep.said.splitlines() if not line.startswith("specbench: ")] == []
 
 
@@ -512,6 +512,56 @@ def test_tracker_that_always_fails_changes_nothing(tmp_path, capsys):
     assert one == other
 
 
+def test_tracker_that_failed_is_not_tried_again_by_the_next_cell(tmp_path, capsys):
+    assert __main__.main(["-m", *asked(tmp_path), *recorded("Breaks"), "drafter=ngram,none"]) == 0
+    assert capsys.readouterr().err.count("no longer tracked") == 1
+    assert len(records(tmp_path)) == 2
+
+
+def test_names_are_no_longer_than_wandb_takes():
+    run = record.read(record.find([REFERENCE])[0])
+    run["drafter"] = {**run["drafter"], "name": "x" * 200}
+    named = tracking.page(run, "k=1,2 " * 40, Path())
+    assert (len(named.name), len(named.group), len(named.job)) == (128, 128, 64)
+    assert named.name.endswith(f"… {run['id'][:4]}")
+    assert named.group.endswith("…")
+    assert tracking.page(run, None, Path()).group is None
+
+
+class Summary(dict):
+    """Of a run that wandb goes on from."""
+
+
+def test_what_an_earlier_run_of_the_record_said_does_not_stay(tmp_path):
+    run = SimpleNamespace(summary=Summary(speedup=9.0, status="ok", _step=3), finish=lambda exit_code: None)
+    wandb_process.end(run, {}, {"error": "it broke", "numbers": {"status": "failed"}})
+    assert run.summary == {"status": "failed", "error": "it broke", "_step": 3}
+
+
+@pytest.mark.parametrize("ending", [{"error": "KeyboardInterrupt", "numbers": {}}, None])
+def test_an_interrupted_rerun_leaves_the_run_that_was_finished(tmp_path, ending):
+    tracker = Wandb(mode="offline")
+    tracker.begin(page(tmp_path))
+    tracker.end(Ending({"speedup": 1.5}))
+    (finished,) = tmp_path.glob("wandb/offline-run-*")
+    time.sleep(1.1)  # wandb names a run's folder by the second
+    tracker.begin(page(tmp_path))
+    if ending:
+        tracker.end(Ending(error=ending["error"]))
+    else:
+        tracker._leave()
+    assert finished.exists()
+
+
+def test_only_what_began_earlier_is_replaced(tmp_path):
+    names = ["offline-run-20260101_000000-0123", "run-20260101_000001-0123", "offline-run-20260101_000003-0123"]
+    for name in [*names, "offline-run-20260101_000002-0123"]:
+        (tmp_path / name).mkdir()
+    run = SimpleNamespace(settings=SimpleNamespace(sync_dir=str(tmp_path / "offline-run-20260101_000002-0123")))
+    wandb_process.replace_older(run, {"id": "0123"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([names[2], "offline-run-20260101_000002-0123"])
+
+
 def test_wrong_question_ends_the_page_that_was_begun(tmp_path):
     arguments = [*asked(tmp_path), *recorded(), "tracker.every=1"]
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"turns": "x" * 600}))
@@ -728,3 +778,18 @@ def test_records_are_sent_later(tmp_path, monkeypatch, capsys):
     assert (run.about.run_id, run.about.run_group) == (folder.name, "study")
     assert run.summary["speedup"] == record.read(folder)["metrics"]["speedup"]
     assert capsys.readouterr().err.count("wandb sync") == 2
+
+
+def test_a_record_that_cannot_be_sent_costs_the_others_nothing(tmp_path, monkeypatch, capsys):
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import wandb_send
+
+    folder = record.find([REFERENCE])[0]
+    shutil.copytree(folder, tmp_path / "runs" / folder.name)
+    (tmp_path / "runs" / "0").mkdir()  # half of a record, and the first
+    (tmp_path / "runs" / "0" / record.STEPS).touch()
+    monkeypatch.setattr(sys, "argv", ["wandb_send", str(tmp_path / "runs"), "--mode", "offline"])
+    with pytest.raises(SystemExit, match="1"):
+        wandb_send.main()
+    assert list(kept(tmp_path / "runs")) == [folder.name]
+    assert f"not sent: {tmp_path / 'runs' / '0'} holds no run.json" in capsys.readouterr().err

@@ -85,6 +85,14 @@ def test_the_price_of_a_draft_there_can_be_said(run, curve, capsys):
     assert f"4 4.00 {4 * 0.002 / (4 * 0.001 + 0.002):.2f}x" in said(capsys)
 
 
+def test_a_curve_in_another_precision_is_said_to_be_of_one(run, curve, capsys):
+    assert what_if.main([str(run), str(curve)]) == 0
+    assert "acceptance may differ" not in said(capsys)
+    curve.write_text(curve.read_text().replace("bfloat16", "float16"))
+    assert what_if.main([str(run), str(curve)]) == 0
+    assert "Note: the run was in bfloat16; acceptance may differ." in said(capsys)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,6 +10,7 @@ from matplotlib.ticker import NullFormatter
 from specbench.families import COLOURS
 from specbench.plots import groups, style, words
 from specbench.tables import Run
+from specbench.throughput import of_method, of_plain
 
 Lines = Mapping[str, Sequence[Run]]
 Draw = Callable[[Axes, Lines, Mapping[str, Mapping[str, Any]]], None]  # on axes: lines, and how each looks
@@ -90,30 +90,14 @@ def _speedup(axis: Axes, lines: Lines, looks: Mapping[str, Mapping[str, Any]]) -
 
 
 def _throughput(axis: Axes, lines: Lines, looks: Mapping[str, Mapping[str, Any]]) -> None:
-    plain: dict[int, list[Any]] = {}
-    for runs in lines.values():
-        for run in runs:
-            found = run["metrics"]
-            if found["baseline_decode_tokens_per_s"] is not None:
-                speeds = (1 / found["baseline_round_seconds"], found["baseline_decode_tokens_per_s"])
-                plain.setdefault(run["config"]["batch_size"], []).append(speeds)
-    at = {size: [median(speeds) for speeds in zip(*found, strict=True)] for size, found in sorted(plain.items())}
+    at = of_plain([run for runs in lines.values() for run in runs])
     look: Any = {"color": COLOURS["none"], "linestyle": "--", "marker": "."}
-    axis.plot(*zip(*at.values(), strict=True), label="plain decoding", **look)
+    axis.plot([s.per_user for s in at.values()], [s.total for s in at.values()], label="plain decoding", **look)
     below: Any = {"xytext": (-3, -3), "textcoords": "offset points", "ha": "right", "va": "top"}
-    for size, (own_speed, total) in at.items():
-        axis.annotate(str(size), (own_speed, total), fontsize=style.SMALL, **below)
+    for size, plain in at.items():
+        axis.annotate(str(size), (plain.per_user, plain.total), fontsize=style.SMALL, **below)
     for label, runs in lines.items():
-        known = [run["metrics"] for run in runs if run["metrics"]["speedup"] is not None]
-        points = [
-            (
-                found["tokens_per_pass"] / found["round_seconds"],
-                found["decode_tokens_per_s"],
-                found["speedup_ci95"]
-                and [found["baseline_decode_tokens_per_s"] * limit for limit in found["speedup_ci95"]],
-            )
-            for found in known
-        ]
-        style.line(axis, points, label, looks[label])
+        speeds = [of_method(run) for run in runs if run["metrics"]["speedup"] is not None]
+        style.line(axis, [(s.per_user, s.total, s.limits) for s in speeds], label, looks[label])
     style.log_scale(axis, (1, 2, 5))
     axis.margins(0.1)

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from specbench.plots import words
-from specbench.tables import Run
+from specbench.tables import Run, labels
 
 
 def by_drafter(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of one drafter with the same options, whatever they drafted, shortest drafts first; by what to call it."""
     found: dict[str, list[Run]] = {}
-    for run, name in zip(runs, words.drafters(runs), strict=True):
+    for run, name in zip(runs, labels(runs), strict=True):
         found.setdefault(name, []).append(run)
     return {name: sorted(members, key=lambda run: run["drafter"]["k"]) for name, members in found.items()}
 

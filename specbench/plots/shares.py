@@ -1,12 +1,11 @@
 """Intervals of shares of verify passes, from a record's raw steps, resampled as the record's own intervals are."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from specbench import metrics, record
+from specbench import metrics, raw, record
 from specbench.tables import Run
 
 Interval = Sequence[float] | None
@@ -30,11 +29,8 @@ def accepted(run: Run) -> list[Interval]:
 
 def _passes(run: Run) -> pd.DataFrame | None:
     """The verify passes of a run that was read from a folder."""
-    file = Path(run["folder"]) / record.STEPS if "folder" in run else None
-    if file is None or not file.exists():
-        return None
-    steps = pd.read_parquet(file, columns=["arm", "round", "unit", "proposed", "accepted"])
-    return steps[(steps["arm"] == "method") & (steps["round"] > 0)]
+    steps = raw.table(run, record.STEPS, ("arm", "round", "unit", "proposed", "accepted")) if "folder" in run else None
+    return None if steps is None else steps[(steps["arm"] == "method") & (steps["round"] > 0)]
 
 
 def _interval(passes: pd.DataFrame, hit: "pd.Series[bool]", counted: "pd.Series[bool]") -> Interval:

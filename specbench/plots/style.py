@@ -3,6 +3,7 @@
 Figures are drawn without a window system and without pyplot, so no display is needed and none is left open.
 """
 
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from specbench import record
 from specbench.families import COLOURS, colour
 from specbench.plots.words import fold
 from specbench.tables import Run
@@ -61,7 +63,7 @@ GREY = "#555555"
 EDGE = "#333333"  # of markers, so that pale ones are seen
 REFERENCE: Any = {"color": GREY, "linewidth": 0.7, "linestyle": "--", "zorder": 1}
 WHISKER: Any = {"elinewidth": 0.8, "capthick": 0.8}
-MARKERS = dict(zip(COLOURS, "ohHsD^v<>X", strict=True))  # with the colours, for who sees none
+MARKERS = dict(zip(COLOURS, "ohHsDd^v<>X", strict=True))  # with the colours, for who sees none
 OTHER_MARKER = "P"
 TWINS = list(zip(2 * ["-", ":", "-."], ["full", "none", "left", "right", "top", "bottom"], strict=True))
 Point = tuple[float, float | None, Sequence[float] | None]  # where, value, interval
@@ -84,7 +86,7 @@ def page(width: float, heading: str, notes: Sequence[str]) -> Iterator[Figure]:
 def save(figure: Figure, path: Path, height: float, runs: Sequence[Run] = ()) -> list[Path]:
     """Write ``path`` with each of ``FORMATS`` and return the files. Each row of axes gets ``height`` inches, more where
     a legend beside them needs it; the page gets what labels, notes and legends above need besides. The ids of ``runs``
-    go into the files' description."""
+    go into the files' description. Raises RunError if the disk does not take them; then earlier ones stay."""
     figure.draw_without_rendering()
     first = figure.axes[0]
     rows = first.get_subplotspec().get_gridspec().nrows  # type: ignore[union-attr]
@@ -98,7 +100,6 @@ def save(figure: Figure, path: Path, height: float, runs: Sequence[Run] = ()) ->
     figure.set_figheight(
         figure.get_figheight() + rows * (height - first.get_position().height * figure.get_figheight())
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     source = f"specbench runs {', '.join(run['id'] for run in runs)}" if runs else "specbench"
     said: dict[str, dict[str, Any]] = {
         "png": {"Description": source},
@@ -106,26 +107,28 @@ def save(figure: Figure, path: Path, height: float, runs: Sequence[Run] = ()) ->
     }
     files = [path.with_name(f"{path.name}.{form}") for form in FORMATS]
     for file, form in zip(files, FORMATS, strict=True):
-        figure.savefig(file, metadata=said[form])
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=form, metadata=said[form])
+        record.write_file(file, drawn.getvalue())
     return files
 
 
 def looks(lines: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
-    """How to draw each line of runs of one drafter: colour and marker are its family's, and lines of one family differ
+    """How to draw each line of runs of one drafter: colour and marker are its family's, and lines of one colour differ
     in their dashes and in how their markers are filled."""
     twins: Counter[str] = Counter()
     found = {}
     for label, runs in lines.items():
-        name = runs[0]["drafter"]["name"]
-        line, fill = TWINS[twins[name] % len(TWINS)]
+        own = colour(runs[0])
+        line, fill = TWINS[twins[own] % len(TWINS)]
         found[label] = {
-            "color": colour(runs[0]),
-            "marker": MARKERS.get(name, OTHER_MARKER),
+            "color": own,
+            "marker": MARKERS.get(runs[0]["drafter"]["name"], OTHER_MARKER),
             "markeredgecolor": EDGE,
             "linestyle": line,
             "fillstyle": fill,
         }
-        twins[name] += 1
+        twins[own] += 1
     return found
 
 

@@ -25,14 +25,9 @@ def heading(runs: Sequence[Run]) -> str:
     return " · ".join(settings.shared(runs))
 
 
-def drafters(runs: Sequence[Run]) -> list[str]:
-    """What to call each run's drafter, by its name and options, whatever it drafted."""
-    return labels([{**run, "drafter": {**run["drafter"], "k": None}} for run in runs])
-
-
 def names(runs: Sequence[Run]) -> list[str]:
     """What to call each run."""
-    return [f"{name}, k={run['drafter']['k']}" for run, name in zip(runs, drafters(runs), strict=True)]
+    return [f"{name}, k={run['drafter']['k']}" for run, name in zip(runs, labels(runs), strict=True)]
 
 
 def flags(runs: Sequence[Run]) -> list[str]:
@@ -51,5 +46,5 @@ def _exact_names(runs: Sequence[Run]) -> list[str]:
     """Names with the batch size, where that differs."""
     sizes = [run["config"]["batch_size"] for run in runs]
     ends = [f" batch {size}" if len(set(sizes)) > 1 else "" for size in sizes]
-    each = zip(runs, drafters(runs), ends, strict=True)
+    each = zip(runs, labels(runs), ends, strict=True)
     return [f"{name} k={run['drafter']['k']}{end}" for run, name, end in each]

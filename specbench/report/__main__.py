@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         return cli.fail(str(error), cli.FAILED)
     for note in made.notes:
-        cli.out.print(f"Note: {note}", highlight=False, soft_wrap=True, markup=False)
-    cli.out.print(str(asked.out), highlight=False, soft_wrap=True, markup=False)
+        cli.out.print(f"Note: {note}", highlight=False, soft_wrap=True)
+    cli.out.print(str(asked.out), highlight=False, soft_wrap=True)
     return cli.OK
 
 

@@ -6,12 +6,11 @@ one line share, ``across`` and ``up`` those of its two axes, whose scales are lo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 from typing import Any
 
-from specbench import tables
+from specbench import tables, throughput
 from specbench.metrics import MIN_UNITS
-from specbench.report.raw import Run
+from specbench.raw import Run
 
 INTERVALS = "whiskers: 95 % bootstrap intervals over prompts"
 
@@ -213,19 +212,14 @@ def plain_at(batch_size: int) -> str:
 
 
 def _throughput(done: Named) -> Any:
-    """Plain decoding is the median of the runs' own baselines."""
-    rows: list[Row] = []
-    for size in sorted({_batch(run) for run, _ in done}):
-        plain = [run["metrics"] for run, _ in done if _batch(run) == size]
-        own = median(1 / found["baseline_round_seconds"] for found in plain)
-        total = median(found["baseline_decode_tokens_per_s"] for found in plain)
-        rows.append([plain_at(size), "plain decoding", 0, size, own, total, None, None])
+    rows: list[Row] = [
+        [plain_at(size), "plain decoding", 0, size, plain.per_user, plain.total, None, None]
+        for size, plain in throughput.of_plain([run for run, _ in done]).items()
+    ]
     for run, label in done:
-        found = run["metrics"]
-        own = found["tokens_per_pass"] / found["round_seconds"]
-        limits = found["speedup_ci95"] or [None, None]
-        total = [limit and limit * found["baseline_decode_tokens_per_s"] for limit in limits]
-        rows.append([*_named(run, label), _batch(run), own, found["decode_tokens_per_s"], *total])
+        speeds = throughput.of_method(run)
+        limits = speeds.limits or (None, None)
+        rows.append([*_named(run, label), _batch(run), speeds.per_user, speeds.total, *limits])
     columns = ("run", "drafter", "k", "batch", "per_user", "all", "low", "high")
     look = {"across": "per_user", "up": "all", "x": "speed per user (tokens/s)", "y": "all users (tokens/s)"}
     note = (

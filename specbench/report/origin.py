@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench import settings
-from specbench.report.raw import Run
+from specbench.raw import Run
 
 
 def of_group(runs: Sequence[Run]) -> list[list[str]]:

@@ -16,12 +16,12 @@ import specbench
 from specbench import compare, provenance, settings, tables
 from specbench.errors import ConfigError
 from specbench.families import COLOURS, colour
+from specbench.raw import Run, table
 from specbench.record import STEPS
 from specbench.report import figures, origin, pieces, replies, rows, summary
-from specbench.report.raw import Run, table
 
 SCRIPTS = ("dom.js", "charts.js", "table.js", "replies.js", "app.js")
-BUDGET = 40_000  # rounds of replies on a page, about 5 MB: beyond it fewer prompts are shown
+BUDGET = 40_000  # rounds of replies on a page, about 5 MB: beyond it fewer prompts are shown, down to one
 TIMES = ("unit", "arm", "batch", "round", "uid", "committed", "seconds")
 
 
@@ -44,7 +44,8 @@ def make(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path] = ()) -> 
     shown_settings = [_setting(group, shown, tokenizers) for group in groups]
     notes = []
     if shown < prompts:
-        notes.append(f"{shown} prompts of each setting are shown token by token, not {prompts}: there are many runs.")
+        few = "1 prompt of each setting is" if shown == 1 else f"{shown} prompts of each setting are"
+        notes.append(f"{few} shown token by token, not {prompts}: there are many runs.")
     wordless = [s["target"] for s in shown_settings if s["replies"]["prompts"] and s["pieces"] is None]
     notes += [f"{target}: {NO_TOKENIZER}" for target in dict.fromkeys(wordless)]
     targets = list(dict.fromkeys(run["target"]["name"] for run in runs))
@@ -113,7 +114,7 @@ def _affordable(runs: Sequence[Run]) -> int:
         if run["status"] == "ok":
             asked = run["prompts"]["turns"] * run["config"].get("repeats", 1)
             rounds += sum(run["metrics"]["accepted_length_histogram"]) / asked
-    return int(BUDGET / rounds) if rounds else 0
+    return max(1, int(BUDGET / rounds)) if rounds else 0
 
 
 def _setting(runs: Sequence[Run], prompts: int, tokenizers: Sequence[Path]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from specbench.raw import Run, table
 from specbench.record import PROMPTS, STEPS
-from specbench.report.raw import Run, table
 
 LONGEST_PROMPT = 2000  # characters of a prompt that are shown
 OF_PROMPTS = ("uid", "category", "turn", "prompt", "lossless", "finish")

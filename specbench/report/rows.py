@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench import tables
-from specbench.report.raw import Run
+from specbench.raw import Run
 
 # columns, and of which metric each is, for its definition
 COLUMNS = {

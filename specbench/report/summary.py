@@ -7,7 +7,7 @@ from typing import Any
 
 from specbench import losslessness, tables
 from specbench.metrics import MIN_UNITS
-from specbench.report.raw import Run
+from specbench.raw import Run
 
 # of two runs: the speedup of the first over the second and its interval, as ``specbench.compare`` finds them; None
 # where they cannot be paired
