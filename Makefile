@@ -85,5 +85,5 @@ $(VENV)/.docs: $(READY)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
-reproduce: setup ## the tables and figures of README and docs from scratch, into results/reproduce (two hours; quick=1: a quarter of an hour)
+reproduce: setup ## the tables and figures of README and docs from scratch, into results/reproduce (under 90 minutes; quick=1: a quarter of an hour)
 	$(RUN) scripts/reproduce.py $(if $(quick),--quick)
