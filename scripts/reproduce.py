@@ -3,9 +3,9 @@
     make reproduce             # under an hour and a half on 2 cores
     make reproduce quick=1     # a quarter of an hour: fewer prompts and shorter replies, so wider intervals
 
-Writes to --out; what is finished there is not done again. Its check.md has every headline number beside the stored one of
-results/reference and results/training, and those that did not come out again are printed: on another machine speedups
-differ, tokens per verify pass should not.
+Writes to --out; what is finished there is not done again. Its check.md has every headline number beside the stored one
+of results/reference and results/training, and those that did not come out again are printed: on another machine
+speedups differ, tokens per verify pass should not.
 """
 
 import argparse
@@ -182,9 +182,9 @@ def report(numbers: Sequence[Number], origins: Sequence[str], path: Path, quick:
         lines.append("Of a quick reproduction: fewer prompts and shorter replies than those of the stored numbers.")
     lines += ["", *(f"- {words}" for words in origins)]
     record.write_file(path, "\n".join(lines) + "\n")
-    for n, (what, stored, interval, here, verdict) in zip(numbers, rows, strict=True):
-        if n.verdict not in ("inside", "no interval"):
-            words = f"{what}: {here}, stored {stored} ({interval}): {verdict}"
+    for what, stored, limits, here, verdict in rows:
+        if verdict == "outside":
+            words = f"{what}: {here}, outside the stored {limits} ({stored})"
             cli.out.print(words, style="yellow", highlight=False, soft_wrap=True)
     for line in lines[lines.index("") + 1 :]:
         cli.out.print(line, highlight=False, soft_wrap=True)

@@ -105,4 +105,5 @@ def test_the_check_is_written_with_where_the_numbers_are_from(reproduce, out, ca
     assert "- quick, here: A Processor, 2 threads; torch 2.11; commit 0123456789; 2026-01-02." in text
     said = capsys.readouterr()
     assert "nowhere" in said.err
-    assert "quick: mtp k=4, greedy, batch 1: speedup" in " ".join(said.out.split())
+    assert "quick: eagle k=4, greedy, batch 1: speedup: 1.19, outside the stored 1.21–1.71 (1.44)\n" in said.out
+    assert said.out.count(": speedup: ") == 1
