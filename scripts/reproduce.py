@@ -23,7 +23,7 @@ from specbench.errors import ConfigError
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE, TRAINING = ROOT / "results/reference", ROOT / "results/training"
 CARDS = ROOT / "drafters/pretrained/smollm2"
-BRIEF = ("dataset.limit=8", "max_new_tokens=32", "profile=2")  # of a quick reproduction
+BRIEF = ("dataset.limit=8", "max_new_tokens=16", "profile=1")  # of a quick reproduction
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ STUDIES = (
     Study("training", ("experiment=trained", "sampling=t1"), TRAINING / "runs"),
     Study("sampled", ("experiment=sampled",), REFERENCE / "sampled"),
     Study("draft_length", ("experiment=draft_length",), REFERENCE / "draft_length", (*BRIEF, "k=1,4")),
-    Study("batch", ("experiment=batch",), REFERENCE / "batch", (*BRIEF, "batch_size=1,4")),
+    Study("batch", ("experiment=batch",), REFERENCE / "batch", (*BRIEF, "batch_size=1,2")),
 )
 VERIFY_COST = ("lengths=[128,1024]", "batch_sizes=[1,4]", "tokens=[1,2,5,8]", "repeats=3")  # quick
 

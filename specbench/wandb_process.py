@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,12 @@ def main() -> None:
         page = next(lines)
         run, notes = begin(page)
         answer(notes=notes, offline=run.offline)
-        ending = follow(run, lines)
-        notes = end(run, page, ending or {"error": "the run was broken off"})
+        earlier = set(run.summary.keys())  # of a run of this record that wandb goes on from
+        ending, logged = follow(run, lines)
+        newer = bool(ending) and bool(ending["numbers"] or not ending["error"])  # else what was said before stands
+        notes = end(run, page, ending or {"error": "the run was broken off"}, earlier - logged if newer else set())
         check_room(Path(page["folder"]))
-        if ending and (
-            ending["numbers"] or not ending["error"]
-        ):  # else there is no newer record: the older page stands
+        if newer:
             replace_older(run, page)
         answer(notes=notes)
     except Exception as error:
@@ -102,17 +102,20 @@ def begin(page: Mapping[str, Any]) -> tuple[Any, list[str]]:
     return run, [f"shown at {run.project_url}"] if run.project_url else []
 
 
-def follow(run: Any, lines: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
-    """Log the rows; returns the ending, None if there is none."""
+def follow(run: Any, lines: Iterator[dict[str, Any]]) -> tuple[dict[str, Any], set[str]]:
+    """Log the rows; returns the ending, empty if there is none, and the names that were logged."""
+    logged: set[str] = set()
     for message in lines:
         if "row" not in message:
-            return message
+            return message, logged
         run.log(message["row"], step=message["step"])
-    return None
+        logged |= message["row"].keys()
+    return {}, logged
 
 
-def end(run: Any, page: Mapping[str, Any], ending: Mapping[str, Any]) -> list[str]:
-    """Say how the run ended, and finish it; returns what to tell the user.
+def end(run: Any, page: Mapping[str, Any], ending: Mapping[str, Any], stale: Collection[str] = ()) -> list[str]:
+    """Say how the run ended, and finish it; returns what to tell the user. ``stale``: names in the run's summary that
+    go, unless they are said again.
 
     All that is said has a fixed name in the run's summary, so that what is said again takes the place of what was.
     """
@@ -126,9 +129,9 @@ def end(run: Any, page: Mapping[str, Any], ending: Mapping[str, Any]) -> list[st
         drawn = figures(Path(ending["record"]), Path(scratch)) if ending.get("record") else {}
         images = {name: wandb.Image(str(path)) for name, path in drawn.items()}
         told = {"error": ending["error"] or "", **ending.get("numbers", {}), **tables, **images}
-        earlier = list(run.summary.keys())
-        for name in [name for name in earlier if name not in told and not name.startswith("_")]:
-            del run.summary[name]  # of an earlier run of this record, which wandb goes on from
+        for name in stale:
+            if name not in told and not name.startswith("_"):  # what begins so is wandb's own
+                del run.summary[name]
         run.summary.update(told)
     for artifact in ending.get("artifacts", ()):
         made = wandb.Artifact(artifact["name"], artifact["kind"])

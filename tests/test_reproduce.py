@@ -87,7 +87,7 @@ def test_what_is_done_and_what_is_said(reproduce, out, capsys, monkeypatch):
         reproduce.main()
     studies = [command for command in reproduce.asked if command[:2] == ("-m", "specbench")]
     assert [command[2] for command in studies] == ["experiment=quick", "experiment=batch"]
-    assert all("max_new_tokens=32" in command for command in studies)
+    assert all("max_new_tokens=16" in command for command in studies)
     (cost,) = [command for command in reproduce.asked if command[0].endswith("verify_cost.py")]
     assert "repeats=3" in cost
 

@@ -528,14 +528,14 @@ def test_names_are_no_longer_than_wandb_takes():
     assert tracking.page(run, None, Path()).group is None
 
 
-class Summary(dict):
-    """Of a run that wandb goes on from."""
-
-
 def test_what_an_earlier_run_of_the_record_said_does_not_stay(tmp_path):
-    run = SimpleNamespace(summary=Summary(speedup=9.0, status="ok", _step=3), finish=lambda exit_code: None)
-    wandb_process.end(run, {}, {"error": "it broke", "numbers": {"status": "failed"}})
-    assert run.summary == {"status": "failed", "error": "it broke", "_step": 3}
+    run = SimpleNamespace(summary={"speedup": 9.0, "status": "ok", "loss": 1.5, "_step": 3}, log=lambda row, step: None)
+    run.finish = lambda exit_code: None
+    ending = {"error": "it broke", "numbers": {"status": "failed"}}
+    found, logged = wandb_process.follow(run, iter([{"row": {"loss": 1.5}, "step": 1}, ending]))
+    assert (found, logged) == (ending, {"loss"})
+    wandb_process.end(run, {}, ending, run.summary.keys() - logged)
+    assert run.summary == {"status": "failed", "error": "it broke", "loss": 1.5, "_step": 3}
 
 
 @pytest.mark.parametrize("ending", [{"error": "KeyboardInterrupt", "numbers": {}}, None])
