@@ -211,16 +211,18 @@ def flag_names(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
 
 
 def about(who: Sequence[int], runs: Sequence[Run], names: Sequence[str]) -> str:
-    """In brackets which of the runs something is about, by place; nothing if it is all. All of a batch size are named
-    by it."""
+    """In brackets which of the runs something is about, by place; nothing if it is all. All drafters, and all of a
+    batch size, are named together."""
     if len(who) == len(runs):
         return ""
     sizes = [run["config"]["batch_size"] for run in runs]
+    several = len(set(sizes)) > 1
     whole = {}
-    for size in dict.fromkeys(sizes) if len(set(sizes)) > 1 else ():
+    for size in dict.fromkeys(sizes) if several or len(who) > 2 else ():
         spared = [runs[i]["drafter"]["k"] for i, other in enumerate(sizes) if other == size and i not in who]
         if not any(spared):  # all, or all but plain decoding
-            whole[size] = f"all {'drafters ' if spared else ''}at batch size {size}"
+            words = ["all", *["drafters"] * bool(spared), *[f"at batch size {size}"] * several]
+            whole[size] = " ".join(words)
     rest = [names[i] for i in who if sizes[i] not in whole]
     return f" ({', '.join([*whole.values(), *rest])})"
 

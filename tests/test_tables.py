@@ -415,3 +415,8 @@ def test_what_is_about_all_drafters_of_a_batch_size_is_said_so():
     assert tables.about([1, 2], runs, "abcdef") == " (all drafters at batch size 1)"
     assert tables.about([0, 1, 2, 4], runs, "abcdef") == " (all at batch size 1, e)"
     assert tables.about([1, 4, 5], runs, "abcdef") == " (all drafters at batch size 4, b)"
+    alike = [runs[0], runs[1], runs[2], runs[2]]  # of one batch size
+    assert tables.about([1, 2, 3], alike, "abcd") == " (all drafters)"
+    assert tables.about([1, 2], alike, "abcd") == " (b, c)"
+    assert tables.about([0, 1, 2], alike, "abcd") == " (a, b, c)"
+    assert tables.about([1, 2], alike[:3], "abc") == " (b, c)"  # two are named as shortly
