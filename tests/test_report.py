@@ -178,6 +178,18 @@ def test_each_verdict_is_told_with_whom_it_is_about(lossless, line):
     assert lines == [line, "Plain decoding's text, token for token: a k=4 (equal 9/9)."]
 
 
+def test_many_runs_whose_text_is_as_it_should_be_are_counted():
+    tied = {"verdict": "near-tie", "prompts": 9, "equal": 8, "near_ties": 1}
+    runs = [run("a"), *(run(f"b{number}", lossless=tied) for number in range(summary.MANY))]
+    assert "b0 k=4 (near-tie 1/9)" in said(runs, about="text")[0]
+    lines = said([*runs, run("c", lossless=tied)], about="text")
+    assert lines == [
+        "Plain decoding's text, but for places where the target is undecided within its precision: "
+        "13 runs, by the table.",
+        "Plain decoding's text, token for token: a k=4 (equal 9/9).",
+    ]
+
+
 def test_doubts_are_named_with_whom_they_are_about():
     both = [{"flag": "busy-machine", "message": "others"}, {"flag": "busy-machine", "message": "more"}]
     odd = {"flag": "unpredicted", "message": "off"}

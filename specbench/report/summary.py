@@ -12,6 +12,7 @@ from specbench.raw import Run
 # of two runs: the speedup of the first over the second and its interval, as ``specbench.compare`` finds them; None
 # where they cannot be paired
 Versus = Callable[[Run, Run], Mapping[str, Any] | None]
+MANY = 12  # runs: more are counted and not named, where nothing is wrong with their text
 
 
 @dataclass(frozen=True)
@@ -156,11 +157,14 @@ def _texts(runs: Sequence[Run], called: Mapping[str, str]) -> list[str]:
         "untested": "Drafts were sampled, of too few tokens to test whether they have the target's law: {}.",
         "equal": "Plain decoding's text, token for token: {}.",
     }
-    return [
-        form.format(_list([f"{called[run['id']]} ({_verdict(run)})" for run in verdicts[verdict]]))
-        for verdict, form in words.items()
-        if verdict in verdicts
-    ]
+    told = []
+    for verdict, form in words.items():
+        found = verdicts.get(verdict, [])
+        if len(found) > MANY and verdict in ("near-tie", "equal"):
+            told.append(form.format(f"{len(found)} runs, by the table"))
+        elif found:
+            told.append(form.format(_list([f"{called[run['id']]} ({_verdict(run)})" for run in found])))
+    return told
 
 
 def _verdict(run: Run) -> str:
